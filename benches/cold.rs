@@ -40,7 +40,7 @@ enum Kind {
     Llama,
 }
 
-/// Uploads weights, and keeps their buffers.
+/// Uploads random weights, different ones each time.
 struct Weights<'a> {
     gpu: &'a Gpu,
     seed: u32,

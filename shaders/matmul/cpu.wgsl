@@ -17,7 +17,7 @@
 // tile_needed, tile_of, tile_repair, tile_store4.
 // Gives: main.
 
-// The rows whose stores are written out.
+// Rows whose stores are unrolled.
 const STORED: u32 = min(ROWS, 4u);
 
 // B[k..k+4, col..col+4], a column of the matrix per k.
@@ -92,7 +92,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             }
         }
     }
-    // The loop rotates the sums through the first of them: few copies of the code of a store.
+    // The loop rotates the sums through the first of them, so that the code of a store exists few
+    // times.
     var broken = false;
     for (var r0 = 0u; r0 < rows; r0 += STORED) {
         /* unrolled */ for (var r = 0u; r < STORED; r++) {

@@ -192,14 +192,13 @@ impl KernelOptions {
     ///
     /// - Attention uses one kernel for every number of rows, without matrix units. It splits keys
     ///   at each multiple of 1024. A call has at most 131072 keys, and a cache as much capacity.
-    /// - With more than 1024 keys or capacity, it needs temporary memory. Each row, head,
-    ///   value channel and split takes 4 bytes. Prompts can come in several steps.
+    /// - With more than 1024 keys or capacity, it needs temporary memory. Each row, head, value
+    ///   channel and split takes 4 bytes. Prompts can come in several steps.
     ///
     /// The results are those of the same device, driver, types, storage, mask rules and outputs.
     /// Keys count from the first key of a sequence's batch entry. Padding on the left, packed
-    /// sequences and rings give a text other places, and its results then have other bits. Dropout
-    /// depends on the index in the batch. Infinite
-    /// values and NaN may also give other bits.
+    /// sequences and rings change the index of a key, and with it the bits. Dropout depends on the
+    /// index in the batch. The bits may also differ if values are infinite or NaN.
     pub const fn batch_invariant(mut self, on: bool) -> Self {
         self.batch_invariant = on;
         self

@@ -99,17 +99,19 @@ impl Pipelines {
     ) -> Result<Vec<(BoundDispatch, [u32; 3])>, Error> {
         let most = self.max_workgroups();
         let mut bound = Vec::with_capacity(dispatches.len());
-        for (n, dispatch) in dispatches.iter().enumerate() {
+        let mut later = dispatches;
+        while let [dispatch, rest @ ..] = later {
+            later = rest;
             #[cfg(feature = "inspect")]
             BOUND.with_borrow_mut(|log| {
                 log.as_mut().into_iter().for_each(|log| log.push((dispatch.variant.label(), dispatch.grid)));
             });
             if dispatch.grid.iter().all(|n| *n <= most) {
-                bound.push((self.bind_one(&dispatches[n..], None, bindings, call)?, dispatch.grid));
+                bound.push((self.bind_one(dispatch, later, None, bindings, call)?, dispatch.grid));
                 continue;
             }
             for Part { first, grid } in parts(dispatch.grid, most)? {
-                bound.push((self.bind_one(&dispatches[n..], Some(first), bindings, call)?, grid));
+                bound.push((self.bind_one(dispatch, later, Some(first), bindings, call)?, grid));
             }
         }
         Ok(bound)
@@ -121,10 +123,10 @@ impl Pipelines {
         Ok(PipelineKey { variant: call.variant.clone(), is_part, sharing })
     }
 
-    /// Compiles the missing pipelines of `dispatches`.
-    fn compile_ahead(&self, dispatches: &[Dispatch]) {
+    /// Compiles `first`, and the missing pipelines of `dispatches`.
+    fn compile_ahead(&self, first: &PipelineKey, dispatches: &[Dispatch]) {
         let most = self.max_workgroups();
-        let mut missing = Vec::new();
+        let mut missing = vec![first.clone()];
         for call in dispatches {
             let is_part = call.grid.iter().any(|n| *n > most);
             if let Ok(key) = self.key_of(call, is_part)
@@ -137,15 +139,15 @@ impl Pipelines {
         self.compile_together(missing);
     }
 
-    /// Binds the first of `calls`. If its pipeline is missing, it compiles those of all calls.
+    /// Binds a dispatch. If its pipeline is missing, it also compiles those of `later` dispatches.
     fn bind_one(
         &self,
-        calls: &[Dispatch],
+        call: &Dispatch,
+        later: &[Dispatch],
         first: Option<[u32; 3]>,
         bindings: &BindingCache,
         number: u64,
     ) -> Result<BoundDispatch, Error> {
-        let call = &calls[0];
         let tensors = call.tensors.iter().map(|w| (w.buffer.clone(), w.start, w.size)).collect();
         let key = BindingKey { variant: call.variant.clone(), params: call.params.clone(), tensors, first };
         if let Some(bound) = bindings.get(&key, number) {
@@ -153,8 +155,8 @@ impl Pipelines {
         }
         let pipeline = self.key_of(call, first.is_some())?;
         let sharing = pipeline.sharing.clone();
-        if calls.len() > 1 && !self.has(&pipeline) {
-            self.compile_ahead(calls);
+        if !later.is_empty() && !self.has(&pipeline) {
+            self.compile_ahead(&pipeline, later);
         }
         let compiled = self.get(pipeline)?;
         let device = self.device();

@@ -152,6 +152,7 @@ impl Linformer {
     /// As [`new`](Self::new).
     pub fn with_pipelines(pipelines: &Pipelines, config: Config, rank: usize) -> Result<Self, Error> {
         config.check(&pipelines.facts())?;
+        config.kernel_options.refuse_batch_invariant("`batch_invariant` with Linformer")?;
         check_sizes("config", &[("rank", rank)])?;
         Ok(Linformer { pipelines: pipelines.clone(), config, rank })
     }
@@ -270,7 +271,6 @@ impl Linformer {
 
     /// Checks a call, before its pipelines are compiled.
     fn check(&self, call: &LinformerForward, device: &DeviceFacts) -> Result<Plan, Error> {
-        self.config.kernel_options.refuse_batch_invariant("`batch_invariant` with Linformer")?;
         let q = call.q;
         let mut tensors = CallTensors::new(device);
         let shape = self.check_tensors(call, Access::Write, &mut tensors)?;

@@ -105,6 +105,20 @@ fn refused_kernels_are_replaced_without_check() {
     assert!(refused >= 3, "{refused} families");
 }
 
+/// The refused kernel belongs to two families, and other kernels are compiled with it. Only the
+/// first family is disabled.
+#[test]
+fn refused_kernels_disable_one_family() {
+    let plain = full();
+    let pipelines = Pipelines::new(plain.gpu.device());
+    let (gpu, changed) = faulty(&plain.gpu, &pipelines, Family::JointGradients, Fault::DoesNotCompile);
+    let [of_attention, ..] = gradients(&gpu);
+    of_attention.expect("gradients");
+    assert!(*changed.lock().expect("no panic") > 0, "no kernel of the family");
+    let report = gpu.pipelines().report();
+    assert_eq!(report.wrong().collect::<Vec<_>>(), [Family::JointGradients], "{report}");
+}
+
 /// If nothing replaces a refused kernel, the error names the kernel and contains the compiler's
 /// message.
 #[test]

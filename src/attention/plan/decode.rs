@@ -268,12 +268,12 @@ pub(super) fn decode_cpu(
     keys: &KeySource,
 ) -> Option<DecodeCpu> {
     let narrow = shape.head_dim <= 64;
-    let widest = shape.head_dim.max(shape.value_dim);
+    let too_wide = shape.head_dim.max(shape.value_dim) > if rows == 1 { 576 } else { 256 };
     // The loop over the side with more channels in a word is the longer code.
     let [k, v] = keys.storages;
     let storage = if v.per_word() > k.per_word() { v } else { k };
     let (keys_each, step, chunk) = match (storage.per_word(), rows) {
-        _ if !keys.words || !keys.simple || widest > if rows == 1 { 576 } else { 256 } => return None,
+        _ if !keys.words || !keys.simple || too_wide => return None,
         (2, 1..=4) if !narrow => (16, if shape.value_dim <= 128 { 4 } else { 2 }, 512),
         (4, 1) => (32, 4, 1024),
         (4, 2..=4) if shape.head_dim > 128 => (16, 2, 512),

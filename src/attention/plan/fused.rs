@@ -414,17 +414,17 @@ fn invariant_tiles(
     kernel_options: &KernelOptions,
     device: &DeviceFacts,
 ) -> Result<FusedTiles, Error> {
-    let what = "`batch_invariant` with this option";
+    let refused = |what, why| Err(Error::Unsupported { what, why });
     if kernel_options.target == Target::Software {
-        let why = "only kernels for GPUs have it, which software drivers run too; set `Target::Auto`";
-        return Err(Error::Unsupported { what, why });
+        let why = "only kernels for GPUs have it, and software drivers run them; set `Target::Auto`";
+        return refused("`batch_invariant` with `Target::Software`", why);
     }
     if kernel_options.matrix_units == MatrixUnits::Always {
         let why = "the order of their sums depends on the rows; set `MatrixUnits::Auto`";
-        return Err(Error::Unsupported { what, why });
+        return refused("`batch_invariant` with matrix units", why);
     }
     if kernel_options.splits.is_some() {
-        return Err(Error::Unsupported { what, why: "splits have fixed lengths; leave `splits` unset" });
+        return refused("`batch_invariant` with `splits`", "splits have fixed lengths; leave `splits` unset");
     }
     if device.lacks(Family::FusedGpu) {
         return Err(Error::Disabled { family: Family::FusedGpu });

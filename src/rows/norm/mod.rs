@@ -176,8 +176,8 @@ impl Norm {
         self.bindings.clear();
     }
 
-    /// Sets the class of kernels, and if rows have the same bits in every call
-    /// ([`KernelOptions::batch_invariant`]). The other options do not apply to this operator.
+    /// Sets the class of kernels, and [`KernelOptions::batch_invariant`]. The other options do not
+    /// apply to this operator.
     pub fn kernel_options(mut self, kernel_options: KernelOptions) -> Self {
         self.kernel_options = kernel_options;
         self

@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 
 use wgpu_attention::tuning::Family;
-use wgpu_attention::{Error, Prepared};
+use wgpu_attention::{Error, Prepared, inspect};
 
 use super::*;
 use crate::harness::faults::OPERATORS;
@@ -216,7 +216,9 @@ impl Bench {
         let before = self.alive();
         record(&mut encoder(self.gpu()), How::Prepared).expect("a preparation");
         let prepared = self.alive();
-        assert!(self.ran(name, record, How::WarmUp).0 == poisoned, "{name}: a warm-up wrote something");
+        let (warm, passes) = inspect::passes(|| self.ran(name, record, How::WarmUp).0);
+        assert!(warm == poisoned, "{name}: a warm-up wrote something");
+        assert!(passes > 0, "{name}: a warm-up records nothing");
         assert_eq!(self.alive(), prepared, "{name}, a warm-up creates something");
         let (bits, _) = self.ran(name, record, How::Own);
         let first = self.alive();

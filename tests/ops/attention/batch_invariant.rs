@@ -5,6 +5,7 @@ use wgpu_attention::additive::{AdditiveAttention, AdditiveConfig, AdditiveForwar
 use wgpu_attention::cache::{Append, CacheLayout, CacheStorage, ScaleGroup, Tokens};
 use wgpu_attention::layers::{MultiHeadConfig, MultiHeadForward, MultiHeadWeights};
 use wgpu_attention::linear_attention::{LinearAttention, LinearConfig};
+use wgpu_attention::linformer::Linformer;
 use wgpu_attention::lsh::{LshAttention, LshConfig};
 use wgpu_attention::mask::DeviceMask;
 use wgpu_attention::matmul::{
@@ -334,6 +335,8 @@ fn calls_that_depend_on_rows_are_refused() {
     let rows = |first| view([1, 1, 4, 8]).with_offset(first);
     let call = MultiHeadForward::self_attention(rows(1024), rows(2048));
     refused("appended keys", layer.kernel_options(ON).scratch_size(&call).map(|_| ()));
+    let config = Config::new(2, 8).kernel_options(ON);
+    refused("Linformer", Linformer::with_pipelines(pipelines, config, 4).map(|_| ()));
     let selected = SelectedConfig::new(Config::new(2, 8).kernel_options(ON));
     refused("selected attention", SelectedAttention::with_pipelines(pipelines, selected).map(|_| ()));
 }
