@@ -6,7 +6,7 @@
 //! Each call has different keys and values, as in a model's layers. After these come the growth of
 //! the time with the length, and latent values. Last come moves of rows within caches, and the time
 //! of an append. Except for the moves, every result is compared with the reference first. `--only`
-//! selects the calls whose names contain its argument.
+//! selects the calls whose names contain its argument, and leaves out moves and appends.
 
 use common::bed::{Bed, median};
 use common::copy::{Copy, CopyForm};
@@ -384,6 +384,9 @@ fn main() {
     print(gpu, &title, &subjects, &times, copied);
     drop(subjects);
 
+    if !only.is_empty() {
+        return;
+    }
     println!("\nmoves of rows within a cache: the time for one layer, and the share of copy");
     // Long enough that the dispatches for the table do not count.
     let length = 4 * length;

@@ -74,8 +74,8 @@
 //!
 //! # Cargo features
 //!
-//! All features are on by default. Attention, masks, caches, positions, products and [`rows`] need
-//! none of them.
+//! All features except `unchecked-vulkan` are on by default. Attention, masks, caches, positions,
+//! products and [`rows`] need none of them.
 //!
 //! | feature | module |
 //! |---|---|
@@ -87,6 +87,7 @@
 //! | `lsh` | [`lsh`] |
 //! | `presets` | [`presets`], [`Gpu::upload_tables`] |
 //! | `selected-attention` | [`selected`] |
+//! | `unchecked-vulkan` | `unchecked_vulkan`, a Vulkan device without robust access to buffers |
 //!
 //! Fewer features compile faster. The binary hardly shrinks: the linker leaves out operators that
 //! an application does not call.
@@ -149,6 +150,11 @@ mod tune;
 
 pub use attention::{Attention, Backward, Config, Forward};
 pub use cache::{Cache, CacheConfig};
+#[cfg(all(
+    feature = "unchecked-vulkan",
+    any(windows, target_os = "linux", target_os = "android", target_os = "freebsd")
+))]
+pub use device::unchecked_vulkan;
 pub use gpu::{Gpu, UploadedMask};
 pub use kernel::{KernelOptions, Pipelines, Prepared, Recorder, Requirements, Scratch, ScratchSize, WarmUp};
 #[cfg(feature = "layers")]

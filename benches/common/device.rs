@@ -59,14 +59,28 @@ pub async fn open_async() -> Opened {
         experimental_features,
         ..Default::default()
     };
-    let (device, queue) = adapter
-        .request_device(&descriptor)
-        .await
-        .expect("the adapter gives a device with its own features and limits");
+    let (device, queue) = request(&adapter, &descriptor).await;
     let needed = matrix | wgpu::Features::SHADER_F16 | wgpu::Features::SUBGROUP;
     let fragments = if features.contains(needed) { inspect::fragments(&adapter) } else { Vec::new() };
     let pipelines = Pipelines::with_adapter(&device, &adapter);
     Opened { instance, offered, gpu: Gpu::with_pipelines(queue, pipelines), fragments }
+}
+
+/// Requests a device with features and limits of the adapter.
+async fn request(
+    adapter: &wgpu::Adapter,
+    descriptor: &wgpu::DeviceDescriptor<'_>,
+) -> (wgpu::Device, wgpu::Queue) {
+    #[cfg(any(windows, target_os = "linux"))]
+    if super::settings::unchecked() {
+        println!("unchecked: a device without robust access to buffers");
+        // SAFETY: only kernels of the crate and of the benches run on the device. `Kernel::new`
+        // requires that they stay inside their buffers.
+        let made = unsafe { wgpu_attention::unchecked_vulkan::request_device(adapter, descriptor) };
+        return made.unwrap_or_else(|error| panic!("WGPU_ATTENTION_UNCHECKED: {error}"));
+    }
+    let made = adapter.request_device(descriptor).await;
+    made.expect("the adapter gives a device with its own features and limits")
 }
 
 /// True if a processor does the device's work.

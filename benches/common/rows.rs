@@ -6,12 +6,14 @@ use std::path::Path;
 use rows::Row;
 use wgpu_attention::{DType, Gpu, Shape, wgpu};
 
+use super::settings;
 use super::share::Share;
 
 /// Returns a row for `gpu`.
 #[must_use]
 pub fn row(gpu: &Gpu, bench: &str, what: &str) -> Row {
-    Row { what: what.into(), ..of_adapter(&gpu.device().adapter_info(), bench) }
+    let unchecked = settings::unchecked().then_some(true);
+    Row { what: what.into(), unchecked, ..of_adapter(&gpu.device().adapter_info(), bench) }
 }
 
 /// Returns a row for an adapter, which need not provide a device.

@@ -21,6 +21,12 @@ pub fn quick() -> bool {
         || std::env::var_os("WGPU_ATTENTION_BENCH_QUICK").is_some_and(|value| value != "0")
 }
 
+/// True if the bench uses a Vulkan device without robust access: with `WGPU_ATTENTION_UNCHECKED`.
+pub fn unchecked() -> bool {
+    cfg!(any(windows, target_os = "linux"))
+        && std::env::var_os("WGPU_ATTENTION_UNCHECKED").is_some_and(|value| value != "0")
+}
+
 /// Returns the argument after `key` on the command line.
 pub fn argument(key: &str) -> Option<String> {
     std::env::args().skip_while(|argument| argument != key).nth(1)

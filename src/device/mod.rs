@@ -6,6 +6,11 @@ pub(crate) mod opengl;
 pub(crate) mod registers;
 pub(crate) mod report;
 pub(crate) mod tuned;
+#[cfg(all(
+    feature = "unchecked-vulkan",
+    any(windows, target_os = "linux", target_os = "android", target_os = "freebsd")
+))]
+pub mod unchecked_vulkan;
 
 use bars::bars;
 pub(crate) use family::Families;

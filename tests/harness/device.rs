@@ -157,7 +157,7 @@ pub fn exact_device(required_features: wgpu::Features, required_limits: wgpu::Li
     Gpu::with_device(device, queue)
 }
 
-fn adapter() -> wgpu::Adapter {
+pub fn adapter() -> wgpu::Adapter {
     super::validation::listen();
     let mut descriptor = wgpu::InstanceDescriptor::new_without_display_handle_from_env();
     if super::validation::on() {

@@ -24,5 +24,6 @@ pub mod requirements;
 pub mod threads;
 pub mod tint;
 pub mod tuning;
+pub mod unchecked_vulkan;
 pub mod validation;
 pub mod vectors_used;

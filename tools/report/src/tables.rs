@@ -61,6 +61,7 @@ fn section(visit: &Visit) -> String {
     tuned(visit, &mut text);
     ceilings(visit, &mut text);
     kernels(visit, &mut text);
+    unchecked(visit, &mut text);
     recording(visit, &mut text);
     text
 }
@@ -151,6 +152,25 @@ fn kernels(visit: &Visit, text: &mut String) {
     let figures = ["ms", "floor", "bound", "of ceiling", "of product", "PyTorch ms", "of PyTorch", "bytes"];
     let columns: Vec<_> = ["bench", "", "shape"].into_iter().chain(figures).collect();
     table(text, "Kernels, time on the device", &columns, &rows);
+}
+
+/// Writes the times without robust access, and the times of the same calls with it.
+fn unchecked(visit: &Visit, text: &mut String) {
+    let line = |(row, checked): (&Row, Option<&Row>)| {
+        let ms = row.ms?;
+        let with = checked.and_then(|checked| checked.ms);
+        Some(vec![
+            row.bench.clone(),
+            row.what.clone(),
+            row.title(),
+            digits(ms),
+            or_dash(with.map(digits)),
+            or_dash(with.map(|with| format!("{:.2}", with / ms))),
+        ])
+    };
+    let rows: Vec<_> = visit.unchecked().filter_map(line).collect();
+    let columns = ["bench", "", "shape", "ms without", "ms with", "gain"];
+    table(text, "Kernels without robust access to buffers", &columns, &rows);
 }
 
 fn recording(visit: &Visit, text: &mut String) {

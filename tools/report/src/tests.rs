@@ -53,6 +53,25 @@ fn a_section_has_each_figure_beside_its_ceiling_and_the_fastest_of_pytorch_on_th
     }
 }
 
+/// A row of a device without robust access stands in its own table alone.
+#[test]
+fn unchecked_rows_stand_apart() {
+    let fast = GPU.lines().find(|line| line.contains("\"fused\"")).expect("a row");
+    let fast = fast.replace("\"ms\":0.5", "\"ms\":0.4,\"unchecked\":true");
+    let alone = fast.replace("causal", "none");
+    let visit = |text: &str| Visit::parse("gpu".into(), text).expect("rows");
+    let all = visit(&format!("{GPU}{fast}\n{alone}\n"));
+    assert_eq!(tables::brief(&all), tables::brief(&visit(GPU)));
+    let (before, after) = (tables::results(&[visit(GPU)], false), tables::results(&[all], false));
+    let lines = [
+        "| kernels | fused | 1×8×512×64 causal | 0.400 | 0.500 | 1.25 |",
+        "| kernels | fused | 1×8×512×64 | 0.400 | – | – |",
+    ];
+    let added: Vec<_> = after.lines().filter(|line| !before.lines().any(|old| old == *line)).collect();
+    assert_eq!(added[added.len() - 2..], lines, "{added:?}");
+    assert_eq!(after.lines().count() - before.lines().count(), 7, "{after}");
+}
+
 #[test]
 fn software_drivers_have_no_place_among_results() {
     let software = GPU.replace("DiscreteGpu", "Cpu");

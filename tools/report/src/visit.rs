@@ -28,14 +28,28 @@ impl Visit {
         Ok(Visit { name, rows })
     }
 
+    /// Returns the rows of a bench, except those of a device without robust access.
     pub fn of<'a>(&'a self, bench: &'a str) -> impl Iterator<Item = &'a Row> {
-        self.rows.iter().filter(move |row| row.bench == bench)
+        self.checked().filter(move |row| row.bench == bench)
     }
 
-    /// Returns the rows with a kernel's time on the device.
+    fn checked(&self) -> impl Iterator<Item = &Row> {
+        self.rows.iter().filter(|row| row.unchecked != Some(true))
+    }
+
+    /// Returns the rows with a kernel's time on the device, except those of a device without robust
+    /// access.
     pub fn kernels(&self) -> impl Iterator<Item = &Row> {
-        let benches = ["kernels", "matrix", "decode", "scaling"];
-        self.rows.iter().filter(move |row| benches.contains(&row.bench.as_str()) && row.ms.is_some())
+        self.checked().filter(|row| is_kernel(row))
+    }
+
+    /// Returns the rows with a kernel's time on a device without robust access. With each comes the
+    /// row of the same call on a device that has it.
+    pub fn unchecked(&self) -> impl Iterator<Item = (&Row, Option<&Row>)> {
+        let call = |row: &Row| (row.bench.clone(), row.what.clone(), row.title());
+        let same = move |row: &Row| self.kernels().find(|other| call(other) == call(row));
+        let unchecked = self.rows.iter().filter(|row| row.unchecked == Some(true) && is_kernel(row));
+        unchecked.map(move |row| (row, same(row)))
     }
 
     /// Returns the rate of an attention call over the best rate of this crate's products. Type and
@@ -90,6 +104,10 @@ impl Visit {
         }
         fastest
     }
+}
+
+fn is_kernel(row: &Row) -> bool {
+    ["kernels", "matrix", "decode", "scaling"].contains(&row.bench.as_str()) && row.ms.is_some()
 }
 
 /// Returns the problem of a row that PyTorch's forward pass also solves. Rows of gradients have

@@ -83,6 +83,10 @@ pub struct Row {
     /// wgpu's backend, or PyTorch's `cuda` or `cpu`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub backend: Option<String>,
+    /// True if the device had no robust access to buffers. Never compare such a row with rows of
+    /// devices that have it, except to say what robust access costs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub unchecked: Option<bool>,
     /// For `facts`: the device type as wgpu names it. `Cpu` is a software driver.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub device_type: Option<String>,

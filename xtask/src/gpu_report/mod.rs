@@ -31,7 +31,7 @@ scripts/gpu-report: makes a whole visit to a machine with a GPU, in one command.
 
   --out DIR        folder for results (FOLDER/out): visit.jsonl (every figure), RESULTS.md, plots, log.txt, summary.txt
   --minutes N      time limit for the whole visit (9)
-  --parts LIST     a list of facts,ceilings,benches,tests,torch, separated by commas (all)
+  --parts LIST     a list of facts,ceilings,benches,unchecked,tests,torch, separated by commas (all)
   --benches LIST   only these benches, separated by commas
   --tests FILTER   only tests with FILTER in their names; may be repeated
   --no-tests       all parts except tests
@@ -39,7 +39,8 @@ scripts/gpu-report: makes a whole visit to a machine with a GPU, in one command.
   --quick, --full  benches only show that they work (default on software drivers), or measure (default on GPUs)
 
 Each part has a time limit and a row with its outcome, so that a part that hangs does not use the others' time. Tests
-that fail, crash or hang run again alone, which shows the guilty test. Exit status: 0 if everything ran and nothing
+that fail, crash or hang run again alone, which shows the guilty test. The part `unchecked` repeats some calls of the
+benches `kernels` and `decode` on a Vulkan device without robust access to buffers; its rows stand apart. Exit status: 0 if everything ran and nothing
 failed, else 1. VK_DRIVER_FILES, WGPU_BACKEND and other variables of Vulkan and wgpu are honoured. The part `torch`
 needs python3 with torch.
 ";
@@ -67,14 +68,16 @@ enum Part {
     Facts,
     Ceilings,
     Benches,
+    Unchecked,
     Tests,
     Torch,
 }
 
-const PARTS: [(&str, Part); 5] = [
+const PARTS: [(&str, Part); 6] = [
     ("facts", Part::Facts),
     ("ceilings", Part::Ceilings),
     ("benches", Part::Benches),
+    ("unchecked", Part::Unchecked),
     ("tests", Part::Tests),
     ("torch", Part::Torch),
 ];
@@ -176,7 +179,7 @@ mod tests {
     #[test]
     fn options() {
         let all = parse("").unwrap().unwrap();
-        assert_eq!((all.minutes, all.parts.len(), all.quick, &all.out), (9, 5, None, &None));
+        assert_eq!((all.minutes, all.parts.len(), all.quick, &all.out), (9, 6, None, &None));
         assert!((1..=8).contains(&all.threads));
         let line =
             "--quick --parts facts,tests --benches d,e --tests a --tests=b --minutes 4 --threads 3 --out x";

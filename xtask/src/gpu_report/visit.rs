@@ -23,6 +23,11 @@ use crate::process::{self, Outcome};
 /// Benches that run first; the others follow by name.
 const FIRST: [&str; 7] = ["doctor", "tune", "kernels", "matrix", "scaling", "record", "decode"];
 
+/// Benches that run again without robust access, with their arguments. The calls are few, because
+/// the visit's other parts need the time.
+const UNCHECKED: [(&str, &[&str]); 2] =
+    [("kernels", &["kernels/(fused|matrix)/"]), ("decode", &["--only", "tensors"])];
+
 /// Programs that are separate parts.
 const NO_BENCHES: [&str; 4] = ["facts", "ceilings", "report", "tests"];
 
@@ -205,6 +210,9 @@ impl Visit<'_> {
         if self.wants(Part::Benches) {
             self.benches()?;
         }
+        if self.wants(Part::Unchecked) {
+            self.unchecked()?;
+        }
         self.report()?;
         if self.wants(Part::Tests) {
             suite(self)?;
@@ -232,14 +240,36 @@ impl Visit<'_> {
         });
         let first: Vec<String> = FIRST.iter().filter_map(|&name| here.take(name)).collect();
         for name in first.into_iter().chain(here) {
-            let mut bench = self.program(&name);
-            bench.arg("--bench");
-            if name == "kernels" && !self.quick {
-                // Medians of some tens of runs: there are more than a hundred kernels, with less
-                // than half a second each.
-                bench.args(["--warm-up-time", "0.1", "--measurement-time", "0.3", "--nresamples", "1000"]);
-            }
-            self.part(&name, self.limit(seconds(150), rest + self.reserve), bench)?;
+            self.part(&name, self.limit(seconds(150), rest + self.reserve), self.bench(&name))?;
+        }
+        Ok(())
+    }
+
+    fn bench(&self, name: &str) -> Command {
+        let mut bench = self.program(name);
+        bench.arg("--bench");
+        if name == "kernels" && !self.quick {
+            // Medians of some tens of runs: there are more than a hundred kernels, with less than
+            // half a second each.
+            bench.args(["--warm-up-time", "0.1", "--measurement-time", "0.3", "--nresamples", "1000"]);
+        }
+        bench
+    }
+
+    /// Runs a share of benches on a device without robust access.
+    fn unchecked(&mut self) -> Result {
+        let rows = if self.rows.exists() { rows::read(&self.rows)? } else { Vec::new() };
+        if let Some(backend) = rows::text(&rows, "facts", "backend").filter(|backend| *backend != "vulkan") {
+            let detail = format!("skipped: {backend} is not Vulkan");
+            say(format!("unchecked: {detail}"));
+            return self.row(json!({"bench": "part", "what": "unchecked", "detail": detail}));
+        }
+        let rest = if self.wants(Part::Tests) { self.left() / 2 } else { Duration::ZERO };
+        for (name, arguments) in UNCHECKED {
+            let mut bench = self.bench(name);
+            bench.args(arguments).env("WGPU_ATTENTION_UNCHECKED", "1");
+            let limit = self.limit(seconds(50), rest + self.reserve);
+            self.part(&format!("{name} without robust access"), limit, bench)?;
         }
         Ok(())
     }
@@ -522,6 +552,23 @@ mod tests {
         assert_eq!(rows[0]["commit"], "abc");
         let log = fs::read_to_string(results.join("log.txt")).unwrap();
         assert!(log.contains("---- a::bad: failed\nthread panicked"));
+    }
+
+    #[test]
+    fn benches_without_robust_access() {
+        let bench = r#"echo "{\"bench\":\"ran\",\"what\":\"$WGPU_ATTENTION_UNCHECKED $*\"}" >>"$WGPU_ATTENTION_ROWS""#;
+        let opengl = FACTS.replace("device_type", "backend\":\"gl\",\"device_type");
+        for (facts, expected) in
+            [(FACTS, &["1 --bench kernels/(fused|matrix)/", "1 --bench --only tensors"][..]), (&opengl, &[])]
+        {
+            let folder =
+                packed(&[("facts", facts), ("report", REPORT), ("kernels", bench), ("decode", bench)]);
+            let (result, rows, _) = visit(&folder, "--minutes 1 --parts facts,unchecked");
+            result.unwrap();
+            let ran = rows.iter().filter(|row| row["bench"] == "ran");
+            let ran: Vec<_> = ran.filter_map(|row| row["what"].as_str()).collect();
+            assert_eq!(ran, expected);
+        }
     }
 
     #[test]
