@@ -172,10 +172,15 @@ fn backward(c: &mut Criterion, bed: &Bed) {
 
 fn project(c: &mut Criterion, bed: &Bed) {
     let mut group = c.benchmark_group("kernels/project");
+    let square = |n| [n, n];
     let sizes = if settings::quick() {
-        &[(64, false), (64, true)][..]
+        vec![(square(64), false), (square(64), true)]
     } else {
-        &[(512, false), (512, true), (1024, false), (4096, false)][..if bed.software() { 3 } else { 4 }]
+        let few = [1, 8].map(|rows| [rows, 4096]);
+        let squares = [(512, false), (512, true), (1024, false), (4096, false)];
+        let squares = squares.into_iter().take(if bed.software() { 3 } else { 4 });
+        let squares = squares.map(|(n, transposed)| (square(n), transposed));
+        squares.chain([(few[0], false), (few[0], true), (few[1], false)]).collect()
     };
     let mut kinds = vec![(DType::F32, MatrixUnits::Never)];
     if bed.f16() {
@@ -185,8 +190,10 @@ fn project(c: &mut Criterion, bed: &Bed) {
         kinds.push((DType::F16, MatrixUnits::Always));
     }
     for (dtype, units) in kinds {
-        for &(n, transposed) in sizes {
-            project_one(bed, &mut group, (n, transposed, dtype), units);
+        // Matrix units do not take few rows.
+        let is_taken = |&&([rows, _], _): &&([usize; 2], bool)| units == MatrixUnits::Never || rows > 8;
+        for &(size, transposed) in sizes.iter().filter(is_taken) {
+            project_one(bed, &mut group, (size, transposed, dtype), units);
         }
     }
 }
@@ -194,7 +201,7 @@ fn project(c: &mut Criterion, bed: &Bed) {
 fn project_one(
     bed: &Bed,
     group: &mut BenchmarkGroup<WallTime>,
-    (n, transposed, dtype): (usize, bool, DType),
+    ([rows, n], transposed, dtype): ([usize; 2], bool, DType),
     units: MatrixUnits,
 ) {
     let layout = if transposed { "in,out" } else { "out,in" };
@@ -202,17 +209,19 @@ fn project_one(
         MatrixUnits::Always => (Kind::Matrix, "project, matrix"),
         _ => (Kind::Plain, "project"),
     };
-    let work = Work { flops: 2.0 * (n * n * n) as f64, bytes: (3 * n * n * dtype.bytes()) as f64 };
+    let bytes = (n * n + 2 * rows * n) * dtype.bytes();
+    let work = Work { flops: 2.0 * (rows * n * n) as f64, bytes: bytes as f64 };
     let row = Row {
-        shape: format!("{n}×{n}×{n} {layout}"),
+        shape: format!("{rows}×{n}×{n} {layout}"),
         dtype: Some(dtype_name(dtype).into()),
         ..row(&bed.gpu, "kernels", what)
     };
     let on = if kind == Kind::Matrix { " matrix" } else { "" };
-    let id = format!("{n} {layout} {}{on}", dtype_name(dtype));
+    let few = if rows == n { String::new() } else { format!("{rows} by ") };
+    let id = format!("{few}{n} {layout} {}{on}", dtype_name(dtype));
     let product = OnceCell::new();
     bench(bed, group, &id, work, kind, row, || {
-        let product = product.get_or_init(|| Product::new(&bed.gpu, n, transposed, dtype));
+        let product = product.get_or_init(|| Product::new(&bed.gpu, [rows, n], transposed, dtype));
         let operator = product.operator(&bed.gpu, units);
         let record = move |pass: &mut wgpu::ComputePass| {
             operator.forward(pass, &[product.call()]).expect("a call");

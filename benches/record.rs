@@ -353,7 +353,7 @@ fn all(c: &mut Criterion) {
             shape: "512×512×512".into(), dtype: Some(dtype_name(DType::F32).into()), ..row("projection")
         };
     bench(&bed, &mut group, &mut bare, "projection 512x512x512", 1, of_product, || {
-        let product = Product::new(gpu, 512, false, DType::F32);
+        let product = Product::new(gpu, [512; 2], false, DType::F32);
         let projection = product.operator(gpu, MatrixUnits::Never);
         Project { product, projection }
     });

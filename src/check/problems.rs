@@ -49,8 +49,9 @@ impl Problem {
         Self::FIRST.into_iter().chain(operators::OPERATORS.iter().copied().map(Problem::Operator))
     }
 
-    const FIRST: [Problem; 26] = [
+    const FIRST: [Problem; 27] = [
         Problem::Product { rows: FEW, dtype: DType::F32 },
+        Problem::Product { rows: PREFILL.q_len, dtype: DType::F32 },
         Problem::Prefill,
         Problem::Weights,
         Problem::Decode,
@@ -87,6 +88,8 @@ impl Problem {
             // Software drivers have one kernel for both lengths.
             Problem::Halves { q_len, .. } if q_len > FEW && device.software => false,
             Problem::Product { rows, dtype: DType::F16 } if rows > FEW => matrix,
+            // Software drivers have one kernel for both.
+            Problem::Product { rows, .. } if rows > FEW => !device.software,
             Problem::Gradients(DType::F16) => matrix,
             _ => true,
         }

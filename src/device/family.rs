@@ -88,6 +88,8 @@ families! {
     ProductsGpu: "projections, GPU variant", true;
     /// Projections, the variant for software drivers. Without it: the other variant.
     ProductsCpu: "projections, CPU variant", true;
+    /// Projections of few rows, GPU variant. Without it: the products.
+    FewRowProducts: "projections of few rows", true;
     /// Gradients of keys and values in one dispatch. Without it: one dispatch each.
     JointGradients: "joint gradients of keys and values", true;
     /// Gradients of queries, keys and values, GPU variant. Without it: the other variant.

@@ -153,6 +153,7 @@ pub(crate) const TEXTS: &[&str] = &[
     shader!("matmul/activation/sigmoid"),
     shader!("matmul/activation/silu"),
     shader!("matmul/cpu"),
+    shader!("matmul/few_rows"),
     shader!("matmul/gpu"),
     shader!("matmul/matrix"),
     shader!("matmul/memory_scalars"),

@@ -15,6 +15,9 @@ pub(crate) enum Tiles {
     Gpu { side: u32, k: u32 },
     /// `rows` × `4 · lanes` of the result per workgroup of `lanes` invocations.
     Cpu { rows: u32, lanes: u32 },
+    /// `rows` × `4 · fours` of the result per workgroup of a GPU, only for projections. `lanes`
+    /// invocations share four columns.
+    Few { rows: u32, fours: u32, lanes: u32 },
     /// Tiles on matrix units, only for projections.
     Matrix(MatrixTiles),
 }
@@ -117,7 +120,28 @@ pub(crate) fn choose_product_as(
         return Err(Error::Disabled { family: PRODUCTS.of(device.software) });
     }
     let cpu = kernel_options.target.choose(PRODUCTS, device);
-    Ok(picked_tiles(shape, cpu, pick).unwrap_or_else(|| tiles(shape, cpu, device)))
+    let few = || if cpu || kernel_options.batch_invariant { None } else { few_rows(outline, device) };
+    Ok(picked_tiles(shape, cpu, pick).or_else(few).unwrap_or_else(|| tiles(shape, cpu, device)))
+}
+
+/// The largest number of rows for which each element of the weights is loaded once. A tile would
+/// compute at least 64 rows.
+const FEW_ROWS: usize = 8;
+
+/// The tiles of a product of few rows on a GPU, if it has few rows.
+fn few_rows(outline: &ProductOutline, device: &DeviceFacts) -> Option<Tiles> {
+    let MatmulShape { rows, cols, .. } = outline.shape;
+    let [fours, lanes] = few_rows_lanes(outline.w_along_columns);
+    let fits = cols.div_ceil(4 * fours as usize) <= device.max_workgroups as usize;
+    let taken = rows.next_power_of_two() as u32;
+    let few = rows <= FEW_ROWS && fits && !device.lacks(Family::FewRowProducts);
+    few.then_some(Tiles::Few { rows: taken, fours, lanes })
+}
+
+/// The groups of four columns of a workgroup, and the lanes that share one. Two subgroups of 32 give
+/// a product of 576 columns 72 workgroups. Loads along the columns then have 64 bytes in f32.
+const fn few_rows_lanes(w_along_columns: bool) -> [u32; 2] {
+    if w_along_columns { [4, 16] } else { [2, 32] }
 }
 
 /// Chooses the tiles of a gradient of a projection, by the built-in rules and without matrix units.
@@ -225,6 +249,7 @@ pub(crate) fn grid(tiles: Tiles, product: MatmulShape) -> [usize; 3] {
     let (m, n) = match tiles {
         Tiles::Gpu { side, .. } => (side, side),
         Tiles::Cpu { rows, lanes } => (rows, lanes * 4),
+        Tiles::Few { rows, fours, .. } => (rows, fours * 4),
         Tiles::Matrix(MatrixTiles { side, .. }) => (side, side),
     };
     [product.rows.div_ceil(m as usize), product.cols.div_ceil(n as usize), product.batch]
@@ -233,6 +258,7 @@ pub(crate) fn grid(tiles: Tiles, product: MatmulShape) -> [usize; 3] {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::device::Families;
     use crate::kernel::Target;
 
     const DEVICE: DeviceFacts = DeviceFacts {
@@ -258,6 +284,33 @@ mod tests {
             device,
         );
         found.map(|tiles| tiles.side)
+    }
+
+    #[test]
+    fn few_rows_have_tiles_of_their_own() {
+        let auto = KernelOptions::new().target(Target::Gpu);
+        let tiles = |rows, cols, kernel_options: KernelOptions, device: &DeviceFacts| {
+            let outline = ProductOutline {
+                shape: MatmulShape { batch: 1, rows, cols },
+                inner: 64,
+                stored: [DType::F32; 3],
+                in_fours: true,
+                w_along_columns: false,
+                kernel_options,
+            };
+            choose_product(&outline, device).expect("a plan")
+        };
+        for (rows, taken) in [(1, 1), (3, 4), (8, 8)] {
+            let few = Tiles::Few { rows: taken, fours: 2, lanes: 32 };
+            assert_eq!(tiles(rows, 576, auto, &DEVICE), few);
+        }
+        assert_eq!(tiles(9, 576, auto, &DEVICE), SMALL);
+        assert_eq!(tiles(1, 8 * DEVICE.max_workgroups as usize + 1, auto, &DEVICE), SMALL);
+        assert_eq!(tiles(1, 576, auto.batch_invariant(true), &DEVICE), SMALL);
+        let without = DeviceFacts { disabled: Families::of(Family::FewRowProducts), ..DEVICE };
+        assert_eq!(tiles(1, 576, auto, &without), SMALL);
+        let software = KernelOptions::new().target(Target::Software);
+        assert!(matches!(tiles(1, 576, software, &DEVICE), Tiles::Cpu { .. }));
     }
 
     #[test]

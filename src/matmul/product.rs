@@ -45,6 +45,11 @@ impl Loop {
                     Constant::Bool("RAGGED", self.ragged),
                 ]);
             }
+            Tiles::Few { rows, fours, lanes } => constants.extend([
+                Constant::U32("ROWS", rows),
+                Constant::U32("FOURS", fours),
+                Constant::U32("LANES", lanes),
+            ]),
             Tiles::Matrix(matrix) => constants.extend([
                 Constant::Fragments(matrix.fragment),
                 Constant::U32("TILE", matrix.side),
@@ -63,6 +68,9 @@ impl Loop {
             // Tiles of A and of B: `k` rows each, and eight vectors for the shifts of rows.
             Tiles::Gpu { side, k } => (vec![view, shader!("matmul/gpu")], 256, 2 * (side * k * 4 + 8 * 16)),
             Tiles::Cpu { lanes, .. } => (vec![view, shader!("matmul/cpu")], lanes, 0),
+            Tiles::Few { rows, fours, lanes } => {
+                (vec![view, shader!("matmul/few_rows")], fours * lanes, 16 * rows * fours * lanes)
+            }
             Tiles::Matrix(matrix) => {
                 let parts = vec![view, shader!("matmul/matrix"), memory_of(matrix.fragment)];
                 (parts, matrix.lanes, matrix.workgroup_memory())
@@ -77,6 +85,15 @@ pub(crate) const ALL: [Tiles; 4] = [
     Tiles::Cpu { rows: 32, lanes: 32 },
     Tiles::Gpu { side: 64, k: 16 },
     Tiles::Gpu { side: 128, k: 8 },
+];
+
+/// The tiles for few rows with which tests check every kernel, and whether their weights load along
+/// columns.
+pub(crate) const FEW: [(Tiles, bool); 4] = [
+    (Tiles::Few { rows: 1, fours: 2, lanes: 32 }, false),
+    (Tiles::Few { rows: 8, fours: 2, lanes: 32 }, false),
+    (Tiles::Few { rows: 1, fours: 4, lanes: 16 }, true),
+    (Tiles::Few { rows: 8, fours: 4, lanes: 16 }, true),
 ];
 
 /// The tiles on matrix units with which tests check every kernel.

@@ -262,6 +262,31 @@ fn random_products_match_the_reference() {
     report.finish();
 }
 
+/// Few rows on a GPU, with columns and features around the kernel's workgroups and steps. NaN and
+/// infinities reach exactly the results that depend on them.
+#[test]
+fn few_rows_match_on_gpus() {
+    let seed = seed();
+    let mut report = Report::new("projection of few rows");
+    let sizes = [(1, 1), (7, 128), (8, 127), (9, 65), (33, 300), (64, 576)];
+    let lies = [Lie::Dense, Lie::Transposed, Lie::Window];
+    for (n, (columns, features)) in sizes.into_iter().enumerate() {
+        for (lie, rows) in lies.into_iter().flat_map(|lie| [1, 3, 8].map(|rows| (lie, rows))) {
+            let mut case =
+                product(full(), DType::F32, [rows, columns, features], lie, seed.wrapping_add(n as u64));
+            (case.form, case.units) = (Target::Gpu, MatrixUnits::Never);
+            report.record(&format!("{rows} rows"), &case, case.outcome());
+            let last = [case.sides[0].x.len() - 1, case.sides[0].weight.len() - 1];
+            if rows == 3 {
+                case.sides[0].x[last[0]] = f32::NAN;
+                case.sides[0].weight[last[1]] = f32::INFINITY;
+                report.record("NaN and infinity", &case, case.outcome());
+            }
+        }
+    }
+    report.finish();
+}
+
 /// Sizes around every tile and fragment.
 const SIZES: [usize; 13] = [1, 7, 8, 15, 16, 17, 31, 33, 63, 64, 65, 127, 129];
 

@@ -102,6 +102,7 @@ impl Variant for Project {
     fn families(&self) -> Families {
         let family = match self.tiles {
             Tiles::Matrix(_) => Family::MatrixProducts,
+            Tiles::Few { .. } => Family::FewRowProducts,
             tiles => PRODUCTS.of(matches!(tiles, Tiles::Cpu { .. })),
         };
         families(&[Some(family)], &[self.x.dtype, self.w.dtype, self.y])
@@ -131,26 +132,31 @@ impl Variant for Project {
         let plain = product::ALL
             .into_iter()
             .flat_map(move |tiles| FLOATS.into_iter().flat_map(move |d| of(tiles, [d, d, f32, d])));
+        let few = product::FEW.into_iter().flat_map(move |(tiles, along)| {
+            let all = FLOATS.into_iter().flat_map(move |d| of(tiles, [d, d, f32, d]));
+            all.filter(move |kernel| kernel.w_along_columns == along)
+        });
         let matrix = product::MATRIX.into_iter().flat_map(move |tiles| of(tiles, [f16; 4]));
         let rounded =
             [[f32; 4], [f16, f32, f16, f32]].into_iter().flat_map(move |d| of(product::MATRIX[2], d));
         let bf16 = of(product::ALL[0], [bf16; 4]);
         let one = slots(1, f32);
-        let activated = product::ALL.into_iter().chain([product::MATRIX[1]]).flat_map(move |tiles| {
-            Activation::ALL.into_iter().flat_map(move |activation| {
-                WIDTHS.map(|width| Project {
-                    tiles,
-                    x: one,
-                    w: one,
-                    bias: one,
-                    y: f32,
-                    width: if matches!(tiles, Tiles::Matrix(_)) { Width::Four } else { width },
-                    w_along_columns: false,
-                    store: width,
-                    activation: Some(activation),
+        let activated =
+            product::ALL.into_iter().chain([product::FEW[0].0, product::MATRIX[1]]).flat_map(move |tiles| {
+                Activation::ALL.into_iter().flat_map(move |activation| {
+                    WIDTHS.map(|width| Project {
+                        tiles,
+                        x: one,
+                        w: one,
+                        bias: one,
+                        y: f32,
+                        width: if matches!(tiles, Tiles::Matrix(_)) { Width::Four } else { width },
+                        w_along_columns: false,
+                        store: width,
+                        activation: Some(activation),
+                    })
                 })
-            })
-        });
-        plain.chain(matrix).chain(rounded).chain(bf16).chain(activated)
+            });
+        plain.chain(few).chain(matrix).chain(rounded).chain(bf16).chain(activated)
     }
 }
