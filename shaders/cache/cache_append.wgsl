@@ -9,6 +9,9 @@
 //
 // With COMPACTS, the position of a token follows the scales of its key.
 //
+// With HAS_Q, the kernel also rotates q [batch, heads, rows, head_dim] in place, by the positions of
+// the same rows. Each pair has an invocation.
+//
 // An invocation writes a unit: channels of one row that share a scale, or 32 channels without
 // scales. A unit has whole words: two invocations that wrote parts of one word would race.
 //
@@ -17,7 +20,7 @@
 // once.
 //
 // Bindings (declared by the host): k, v, cache_k, cache_v, sequence_table; rotation_table if keys
-// are rotated; positions if HAS_POSITIONS.
+// are rotated; positions if HAS_POSITIONS; q if HAS_Q.
 
 const SCALED: bool = STORAGE >= Q8;
 // The largest number of a group: its channel of the largest magnitude, over its scale.
@@ -296,6 +299,22 @@ fn count_refused(b: u32) {
     }
 }
 
+// Rotates the n-th pair of channels of the queries of a row.
+fn rotate_queries(b: u32, i: u32, n: u32) {
+    let t = p.rotation;
+    let h = n / t.pairs;
+    if h >= p.q_heads {
+        return;
+    }
+    let pair = n - h * t.pairs;
+    let pick = pair_channels(t, pair);
+    let first = view_at(p.q, b, h, i, pick.x);
+    let second = view_at(p.q, b, h, i, pick.y);
+    let y = rotated(vec2<f32>(q_at(first), q_at(second)), rotation(t, pair, cached_start(b) + i));
+    q_store(first, y.x);
+    q_store(second, y.y);
+}
+
 @compute @workgroup_size(64)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
     let b = group.z;
@@ -304,6 +323,9 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let n = group.x * 64u + lane;
     let h = n / units;
     if h >= p.cache.kv_heads {
+        if HAS_Q {
+            rotate_queries(b, i, n - p.cache.kv_heads * units);
+        }
         return;
     }
     var position: u32;

@@ -80,7 +80,7 @@ impl Cache {
         self.check_append(layer, append, self.advanced)?;
         let tensors = append.tensors(self.config.value_dim);
         let device = &self.pipelines.facts();
-        let dispatches = dispatch::append(&source, tensors, append.rotation(), None, device);
+        let dispatches = dispatch::append(&source, tensors, append.rotation(), None, None, device);
         self.pipelines.bind("cache append", &dispatches, &self.bindings)
     }
 
@@ -127,7 +127,14 @@ impl Cache {
         let positions = (at.params(rows, LONGEST_AXIS as u32, device), at.tensor());
         let mut dispatches = self.copies(&copies);
         let tensors = append.tensors(self.config.value_dim);
-        dispatches.extend(dispatch::append(&source, tensors, append.rotation(), Some(positions), device));
+        dispatches.extend(dispatch::append(
+            &source,
+            tensors,
+            append.rotation(),
+            None,
+            Some(positions),
+            device,
+        ));
         let call = self.pipelines.bind("cache", &dispatches, &self.bindings)?;
         let call = self.bind_edits(&edits)?.then(call);
         // Nothing can fail after this line.

@@ -1,6 +1,6 @@
 //! The dispatches of a cache: they move lengths, write rows and copy pages.
 
-use super::kernels::cache::{CacheParams, CacheVariant};
+use super::kernels::cache::{CacheParams, CacheVariant, START, WORDS};
 use super::kernels::cache_advance::{CacheAdvanceCall, Counts};
 use super::kernels::cache_append::{self, CacheAppend, CacheAppendCall};
 use super::kernels::cache_compact::{CacheCompact, CacheCompactCall};
@@ -15,7 +15,7 @@ use crate::kernel::vec4_grid::Vec4Grid;
 use crate::kernel::{Dispatch, Dispatches, Width};
 use crate::position::kernels::rotation_table::RotationParams;
 use crate::position::kernels::row_positions::PositionParams;
-use crate::tensor::{TensorView, Window};
+use crate::tensor::{DType, TensorView, Window};
 
 /// One layer of a cache.
 #[derive(Clone, Copy)]
@@ -46,6 +46,15 @@ struct Side<'a> {
 }
 
 impl<'a> CacheLayer<'a> {
+    /// True if `positions` are the cache's own starts, so that rows are at their positions in the
+    /// cache.
+    pub fn has_starts(&self, positions: &TensorView) -> bool {
+        let shape = [self.params.batch as usize, 1, 1, 1];
+        positions.buffer == self.sequence_table.buffer
+            && (positions.dtype, positions.offset()) == (DType::U32, START)
+            && (positions.shape(), positions.strides()[0]) == (shape, WORDS)
+    }
+
     /// The keys, and the values unless they are latent.
     fn sides(&self) -> impl Iterator<Item = Side<'a>> + use<'a> {
         let CacheParams { k_words, k_groups, k_scales, v_words, v_groups, v_scales, .. } = self.params;
@@ -152,11 +161,13 @@ pub(crate) type PositionsOf<'a> = (PositionParams, Option<TensorView<'a>>);
 
 /// Returns the dispatches that write k `[batch, kv_heads, rows, head_dim]` and v `[batch, kv_heads,
 /// rows, value_dim]` into a layer. There are two if the storages differ. The rows are the tokens of
-/// the last advance, or existing positions `at`. `rotation` is the table that rotates keys.
+/// the last advance, or existing positions `at`. `rotation` is the table that rotates keys, and the
+/// `queries` of the same tokens in place.
 pub(crate) fn append<'a>(
     layer: &CacheLayer<'a>,
     [k, v]: [TensorView<'a>; 2],
     rotation: Option<(TensorView<'a>, RotationParams)>,
+    queries: Option<TensorView<'a>>,
     at: Option<PositionsOf<'a>>,
     device: &DeviceFacts,
 ) -> Dispatches<'a> {
@@ -167,6 +178,9 @@ pub(crate) fn append<'a>(
         let units = CacheAppend::units(storages[side], groups);
         let count = |n: usize, dim: usize| if writes[n] { dim.div_ceil(units[n] as usize) } else { 0 };
         let (k_units, v_units) = (count(0, head_dim), count(1, value_dim));
+        // If there are two dispatches, the first one rotates.
+        let q = queries.filter(|_| writes[0]);
+        let q_heads = q.map_or(0, |q| q.shape()[1]);
         let call = CacheAppendCall {
             k,
             v,
@@ -175,6 +189,7 @@ pub(crate) fn append<'a>(
             sequence_table: layer.sequence_table,
             rotation_table: rotation.map(|(table, _)| table),
             positions: at.and_then(|(_, tensor)| tensor),
+            q,
             cache: layer.params,
             rotation: rotation.map_or(bytemuck::Zeroable::zeroed(), |(_, rotation)| rotation),
             at: at.map_or(bytemuck::Zeroable::zeroed(), |(at, _)| at),
@@ -183,6 +198,7 @@ pub(crate) fn append<'a>(
             k_units: k_units as u32,
             v_units: v_units as u32,
             rows: rows as u32,
+            q_heads: q_heads as u32,
             hadamard_block,
             hadamard_scale,
             counts_refused: u32::from(writes[0]),
@@ -195,8 +211,9 @@ pub(crate) fn append<'a>(
             ggml: layer.ggml[side],
             latent: layer.latent,
         };
-        let workgroups = (kv_heads * (k_units + v_units)).div_ceil(cache_append::WORKGROUP);
-        call.dispatch([workgroups, rows, batch], device)
+        let pairs = rotation.map_or(0, |(_, rotation)| rotation.pairs as usize);
+        let invocations = kv_heads * (k_units + v_units) + q_heads * pairs;
+        call.dispatch([invocations.div_ceil(cache_append::WORKGROUP), rows, batch], device)
     };
     // The rows of latent keys have the values.
     if layer.latent {

@@ -22,6 +22,8 @@ kernel! {
         // The table that rotates keys by their positions.
         rotation_table: Opt Read F32 one,
         positions: Opt Read U32 one,
+        // Queries, which the kernel rotates in place.
+        q: Opt Write F32 one view,
     }
     numbers {
         cache: CacheParams,
@@ -33,6 +35,7 @@ kernel! {
         k_units: u32,
         v_units: u32,
         rows: u32,
+        q_heads: u32,
         /// Channels of a block that is multiplied by a Walsh–Hadamard matrix, and 1 / √ of them.
         hadamard_block: u32,
         hadamard_scale: f32,
@@ -119,6 +122,7 @@ impl Variant for CacheAppend {
                     sequence_table: Untyped,
                     rotation_table: rotates.then_some(DType::F32),
                     positions: positions.then_some(DType::U32),
+                    q: None,
                     storage,
                     layout_kind,
                     compacts,
@@ -131,6 +135,7 @@ impl Variant for CacheAppend {
                 let appends = FLOATS
                     .into_iter()
                     .flat_map(move |kv| [false, true].map(move |rotates| of(kv, rotates, false, false)));
+                let queries = FLOATS.map(|kv| CacheAppend { q: Some(kv), ..of(kv, true, false, false) });
                 let hadamard = CacheAppend { hadamard: true, ..of(DType::F32, true, false, false) };
                 let latent = CacheAppend { cache_v: None, latent: true, ..of(DType::F32, false, true, true) };
                 let ggml = [false, true].map(|hadamard| CacheAppend {
@@ -141,7 +146,13 @@ impl Variant for CacheAppend {
                 let has_ggml = matches!(storage, StorageKind::Q8 | StorageKind::Q4);
                 let ggml = ggml.into_iter().filter(move |_| has_ggml);
                 appends
-                    .chain([of(DType::F32, false, true, false), of(DType::F32, true, true, true), hadamard])
+                    .chain(queries)
+                    .chain([
+                        CacheAppend { q: Some(DType::F32), ..hadamard },
+                        of(DType::F32, false, true, false),
+                        of(DType::F32, true, true, true),
+                        hadamard,
+                    ])
                     .chain([latent])
                     .chain(ggml)
             },

@@ -8,6 +8,8 @@ use crate::cache::dispatch::CacheLayer;
 use crate::device::DeviceFacts;
 use crate::kernel::{Dispatches, Scratch, ScratchSize, Slot, View, in_scratch};
 use crate::matmul::projection;
+use crate::position::kernels::rotation_table::RotationParams;
+use crate::position::{Rotary, Rotation, RowPositions};
 use crate::tensor::{CallTensors, Error, Shape, TensorView};
 
 /// A checked call whose keys and values are in a cache.
@@ -18,6 +20,19 @@ pub(crate) struct CachedPlan {
     /// True if the call appends keys and values.
     appends: bool,
     pub size: ScratchSize,
+}
+
+/// Returns the rotation of a call whose append can rotate keys and queries. Rows must be at their
+/// positions in the cache.
+fn rotation_in_append<'a>(
+    call: &MultiHeadForward<'a>,
+    layer: &CacheLayer,
+) -> Option<(TensorView<'a>, RotationParams)> {
+    let Rotary { rotation: Rotation::Rope(rope), at: RowPositions::Tensor(at) } = call.rotary? else {
+        return None;
+    };
+    let usable = layer.has_starts(&at) && rope.config().sections.is_none();
+    usable.then(|| (rope.view(), rope.rotation_params()))
 }
 
 impl MultiHeadAttention {
@@ -69,10 +84,13 @@ impl MultiHeadAttention {
         let rows = Shape { kv_len: shape.q_len, ..shape };
         // A call that does not append reads its keys from the cache, not from a tensor.
         let call = &if appends { *call } else { call.projected_keys([call.key, call.value]) };
+        let rotation = if appends { rotation_in_append(call, &layer) } else { None };
+        let call = &MultiHeadForward { rotary: call.rotary.filter(|_| rotation.is_none()), ..*call };
         let [q, k, v] = self.projected(call, &rows, scratch.buffer(Slot::Projected)?);
         let mut dispatches = self.project(call, &rows, 0, ([q, k, v], [None; 2]), device)?;
         if appends {
-            dispatches.extend(cache::dispatch::append(&layer, [k, v], None, None, device));
+            let queries = rotation.map(|_| q);
+            dispatches.extend(cache::dispatch::append(&layer, [k, v], rotation, queries, None, device));
         }
         let context = in_scratch(scratch.buffer(Slot::Context)?, dtype, joined_heads(&shape), 0);
         let extras = call.extras(heads_of(context, &shape), 0);
