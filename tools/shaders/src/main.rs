@@ -51,7 +51,7 @@ macro_rules! shaders {
 }
 
 /// The shaders that contain a kernel's loop, by name. A kernel has at most one of them.
-const FORMS: [(&str, &str); 18] = shaders![
+const FORMS: [(&str, &str); 19] = shaders![
     "." "additive/cpu",
     "." "additive/gpu",
     "attention" "fused/cpu",
@@ -62,6 +62,7 @@ const FORMS: [(&str, &str); 18] = shaders![
     "attention" "decode/cpu",
     "attention" "decode/gpu",
     "." "matmul/cpu",
+    "." "matmul/few_rows",
     "." "matmul/gpu",
     "." "matmul/matrix",
     "matmul" "quantized/few_rows_cpu",
