@@ -28,7 +28,7 @@ const LANE_OWNS: u32 = OWNS / LANES;
 // All kernels use the same number, because they divide weights by another kernel's sums.
 const CHAINS: u32 = 4u;
 
-const_assert LANE_OWNS * OTHERS <= 8u && RUN % OTHERS == 0u;
+const_assert LANE_OWNS * OTHERS <= 4u && RUN % OTHERS == 0u;
 
 // Arrays of vectors are nested. Mesa unrolls loops of up to 32 iterations. It also unrolls a loop
 // with as many iterations as the array that it indexes has elements.

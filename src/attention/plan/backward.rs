@@ -90,14 +90,8 @@ fn cpu_code_bytes(of: GradientsOf, owns: u32, others: u32, head: u32, value: u32
     4 * others * vectors * (48 + 15 * owns)
 }
 
-/// The largest bytes of code for two opposite rows at a time. Measured: loops of 20 000 bytes gain a
-/// sixth from them, loops of 30 000 gain nothing, and loops of 40 000 lose a third.
-const TWO_AT_A_TIME: u32 = 24_000;
-
-/// The largest bytes of the inputs and gradients of four queries of every lane. They must stay in a
-/// first-level cache. Measured with 24 576 bytes: four queries take 0.81 of the time of two. With
-/// twice as many bytes they take 1.15 to 1.2 of it.
-const FOUR_QUERIES: u32 = 24_576;
+/// The largest bytes of code for two opposite rows at a time.
+const TWO_AT_A_TIME: u32 = 16_000;
 
 /// The most vectors of both sides for the CPU variant. With more, an invocation's variables do not
 /// fit, and the kernel compiles for seconds.
@@ -180,13 +174,9 @@ impl BackwardTiles {
 
     fn cpu(of: GradientsOf, shape: &Shape, lanes: u32, [head_vectors, value_vectors]: [u32; 2]) -> Self {
         let len = if of.of_queries() { shape.q_len } else { shape.kv_len };
-        // For k and v, three output rows are no faster than two, and one is slower.
-        let four_bytes = 4 * lanes * 16 * (2 * head_vectors + value_vectors);
-        let owns = match len {
-            _ if len <= lanes as usize => 1,
-            _ if len >= 4 * lanes as usize && of == GradientsOf::Queries && four_bytes <= FOUR_QUERIES => 4,
-            _ => 2,
-        };
+        // Measured for 64 and 128 channels, with 8 lanes and with 16. Three output rows are slower,
+        // and two opposite rows at a time are no faster. One output row is slower for k and v.
+        let owns = if len > lanes as usize { 2 } else { 1 };
         let two = cpu_code_bytes(of, owns, 2, head_vectors, value_vectors) <= TWO_AT_A_TIME;
         let others = if two { 2 } else { 1 };
         BackwardTiles::Cpu { lanes, owns, others, head_vectors, value_vectors }
@@ -340,9 +330,7 @@ mod tests {
         assert!(!plan(GradientsOf::Queries, Shape { value_dim: 600, ..shape }, &software).tiles.is_cpu());
         let small = Shape { value_dim: 64, ..shape };
         let BackwardPlan { tiles, grid, .. } = plan(GradientsOf::Queries, small, &software);
-        assert_eq!((tiles.owns(), grid), (32, [4, 1, 12]));
-        let wide = Shape { head_dim: 128, value_dim: 128, ..shape };
-        assert_eq!(plan(GradientsOf::Queries, wide, &software).tiles.owns(), 16);
+        assert_eq!((tiles.owns(), grid), (16, [7, 1, 12]));
         let few = Shape { q_len: 8, ..small };
         assert_eq!(plan(GradientsOf::Queries, few, &software).tiles.owns(), 8);
     }
