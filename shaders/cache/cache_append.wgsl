@@ -9,8 +9,8 @@
 //
 // With COMPACTS, the position of a token follows the scales of its key.
 //
-// With HAS_Q, the kernel also rotates q [batch, heads, rows, head_dim] in place, by the positions of
-// the same rows. Each pair has an invocation.
+// With HAS_Q, the kernel also rotates q [batch, heads, rows, head_dim] in place. Rows of q have the
+// positions of the rows of k. Each pair has an invocation.
 //
 // An invocation writes a unit: channels of one row that share a scale, or 32 channels without
 // scales. A unit has whole words: two invocations that wrote parts of one word would race.
@@ -19,8 +19,8 @@
 // HADAMARD, caches give each channel p.hadamard_block / 32 times as often. Every word is written
 // once.
 //
-// Bindings (declared by the host): k, v, cache_k, cache_v, sequence_table; rotation_table if keys
-// are rotated; positions if HAS_POSITIONS; q if HAS_Q.
+// Bindings (declared by the host): k, v, cache_k, cache_v, sequence_table. If keys are rotated,
+// rotation_table. If HAS_POSITIONS, positions. If HAS_Q, q.
 
 const SCALED: bool = STORAGE >= Q8;
 // The largest number of a group: its channel of the largest magnitude, over its scale.

@@ -138,8 +138,8 @@ fn few_rows(outline: &ProductOutline, device: &DeviceFacts) -> Option<Tiles> {
     few.then_some(Tiles::Few { rows: taken, fours, lanes })
 }
 
-/// The groups of four columns of a workgroup, and the lanes that share one. Two subgroups of 32 give
-/// a product of 576 columns 72 workgroups. Loads along the columns then have 64 bytes in f32.
+/// The groups of four columns of a workgroup, and the lanes that share one. Workgroups of 8 columns
+/// are 72 for a product of 576 columns. Loads along columns need 16 columns for 64 bytes in f32.
 const fn few_rows_lanes(w_along_columns: bool) -> [u32; 2] {
     if w_along_columns { [4, 16] } else { [2, 32] }
 }
