@@ -1,10 +1,9 @@
 //! Appending and overwriting keys and values of a layer.
 
-use super::dispatch;
+use super::dispatch::{self, KeyRotation};
 use super::sequences::Change;
 use super::{Cache, CacheConfig, CacheLayout};
 use crate::kernel::{Prepared, Recorder};
-use crate::position::kernels::rotation_table::RotationParams;
 use crate::position::{MAX_POSITION, Rope, RowPositions};
 use crate::tensor::{CallTensors, Element, Error, LONGEST_AXIS, TensorView};
 
@@ -46,8 +45,8 @@ impl<'a> Append<'a> {
         [self.k, self.v.unwrap_or_else(|| self.k.slice(3, 0, value_dim))]
     }
 
-    fn rotation(&self) -> Option<(TensorView<'a>, RotationParams)> {
-        self.rope.map(|rope| (rope.view(), rope.rotation_params()))
+    fn rotation(&self) -> Option<KeyRotation<'a>> {
+        self.rope.map(|rope| KeyRotation::new(rope, None))
     }
 }
 
@@ -80,7 +79,7 @@ impl Cache {
         self.check_append(layer, append, self.advanced)?;
         let tensors = append.tensors(self.config.value_dim);
         let device = &self.pipelines.facts();
-        let dispatches = dispatch::append(&source, tensors, append.rotation(), None, None, device);
+        let dispatches = dispatch::append(&source, tensors, append.rotation(), None, device);
         self.pipelines.bind("cache append", &dispatches, &self.bindings)
     }
 
@@ -127,14 +126,7 @@ impl Cache {
         let positions = (at.params(rows, LONGEST_AXIS as u32, device), at.tensor());
         let mut dispatches = self.copies(&copies);
         let tensors = append.tensors(self.config.value_dim);
-        dispatches.extend(dispatch::append(
-            &source,
-            tensors,
-            append.rotation(),
-            None,
-            Some(positions),
-            device,
-        ));
+        dispatches.extend(dispatch::append(&source, tensors, append.rotation(), Some(positions), device));
         let call = self.pipelines.bind("cache", &dispatches, &self.bindings)?;
         let call = self.bind_edits(&edits)?.then(call);
         // Nothing can fail after this line.

@@ -13,6 +13,7 @@ use super::storage::LayoutKind;
 use crate::device::DeviceFacts;
 use crate::kernel::vec4_grid::Vec4Grid;
 use crate::kernel::{Dispatch, Dispatches, Width};
+use crate::position::Rope;
 use crate::position::kernels::rotation_table::RotationParams;
 use crate::position::kernels::row_positions::PositionParams;
 use crate::tensor::{DType, TensorView, Window};
@@ -159,15 +160,28 @@ pub(crate) fn words<'a>(
 /// Positions of rows, and their tensor if they are in device memory.
 pub(crate) type PositionsOf<'a> = (PositionParams, Option<TensorView<'a>>);
 
+/// The rotation of keys by their positions while they are appended.
+#[derive(Clone, Copy)]
+pub(crate) struct KeyRotation<'a> {
+    table: TensorView<'a>,
+    params: RotationParams,
+    /// Queries `[batch, heads, rows, head_dim]` of the same tokens, which are rotated in place.
+    queries: Option<TensorView<'a>>,
+}
+
+impl<'a> KeyRotation<'a> {
+    pub fn new(rope: &'a Rope, queries: Option<TensorView<'a>>) -> Self {
+        KeyRotation { table: rope.view(), params: rope.rotation_params(), queries }
+    }
+}
+
 /// Returns the dispatches that write k `[batch, kv_heads, rows, head_dim]` and v `[batch, kv_heads,
 /// rows, value_dim]` into a layer. There are two if the storages differ. The rows are the tokens of
-/// the last advance, or existing positions `at`. `rotation` is the table that rotates keys, and the
-/// `queries` of the same tokens in place.
+/// the last advance, or existing positions `at`.
 pub(crate) fn append<'a>(
     layer: &CacheLayer<'a>,
     [k, v]: [TensorView<'a>; 2],
-    rotation: Option<(TensorView<'a>, RotationParams)>,
-    queries: Option<TensorView<'a>>,
+    rotation: Option<KeyRotation<'a>>,
     at: Option<PositionsOf<'a>>,
     device: &DeviceFacts,
 ) -> Dispatches<'a> {
@@ -179,7 +193,7 @@ pub(crate) fn append<'a>(
         let count = |n: usize, dim: usize| if writes[n] { dim.div_ceil(units[n] as usize) } else { 0 };
         let (k_units, v_units) = (count(0, head_dim), count(1, value_dim));
         // If there are two dispatches, the first one rotates.
-        let q = queries.filter(|_| writes[0]);
+        let q = rotation.and_then(|rotation| rotation.queries).filter(|_| writes[0]);
         let q_heads = q.map_or(0, |q| q.shape()[1]);
         let call = CacheAppendCall {
             k,
@@ -187,11 +201,11 @@ pub(crate) fn append<'a>(
             cache_k: layer.k,
             cache_v: (!layer.latent).then_some(layer.v),
             sequence_table: layer.sequence_table,
-            rotation_table: rotation.map(|(table, _)| table),
+            rotation_table: rotation.map(|rotation| rotation.table),
             positions: at.and_then(|(_, tensor)| tensor),
             q,
             cache: layer.params,
-            rotation: rotation.map_or(bytemuck::Zeroable::zeroed(), |(_, rotation)| rotation),
+            rotation: rotation.map_or(bytemuck::Zeroable::zeroed(), |rotation| rotation.params),
             at: at.map_or(bytemuck::Zeroable::zeroed(), |(at, _)| at),
             head_dim: head_dim as u32,
             value_dim: value_dim as u32,
@@ -211,7 +225,7 @@ pub(crate) fn append<'a>(
             ggml: layer.ggml[side],
             latent: layer.latent,
         };
-        let pairs = rotation.map_or(0, |(_, rotation)| rotation.pairs as usize);
+        let pairs = rotation.map_or(0, |rotation| rotation.params.pairs as usize);
         let invocations = kv_heads * (k_units + v_units) + q_heads * pairs;
         call.dispatch([invocations.div_ceil(cache_append::WORKGROUP), rows, batch], device)
     };

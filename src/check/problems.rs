@@ -85,11 +85,11 @@ impl Problem {
         let matrix = device.matrix.is_some() && !device.software;
         match self {
             Problem::Halves { units: MatrixUnits::Auto, .. } => matrix,
-            // Software drivers have one kernel for both lengths.
-            Problem::Halves { q_len, .. } if q_len > FEW && device.software => false,
             Problem::Product { rows, dtype: DType::F16 } if rows > FEW => matrix,
-            // Software drivers have one kernel for both.
-            Problem::Product { rows, .. } if rows > FEW => !device.software,
+            // Software drivers have one kernel for few and many rows.
+            Problem::Halves { q_len: rows, .. } | Problem::Product { rows, .. } if rows > FEW => {
+                !device.software
+            }
             Problem::Gradients(DType::F16) => matrix,
             _ => true,
         }

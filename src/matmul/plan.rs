@@ -120,28 +120,23 @@ pub(crate) fn choose_product_as(
         return Err(Error::Disabled { family: PRODUCTS.of(device.software) });
     }
     let cpu = kernel_options.target.choose(PRODUCTS, device);
-    let few = || if cpu || kernel_options.batch_invariant { None } else { few_rows(outline, device) };
+    let few = || few_rows(outline, cpu, device);
     Ok(picked_tiles(shape, cpu, pick).or_else(few).unwrap_or_else(|| tiles(shape, cpu, device)))
 }
 
 /// The largest number of rows for which each element of the weights is loaded once. A tile would
 /// compute at least 64 rows.
-const FEW_ROWS: usize = 8;
+pub(crate) const FEW_ROWS: usize = 8;
 
-/// The tiles of a product of few rows on a GPU, if it has few rows.
-fn few_rows(outline: &ProductOutline, device: &DeviceFacts) -> Option<Tiles> {
+/// The tiles of a product of few rows on a GPU.
+fn few_rows(outline: &ProductOutline, cpu: bool, device: &DeviceFacts) -> Option<Tiles> {
     let MatmulShape { rows, cols, .. } = outline.shape;
-    let [fours, lanes] = few_rows_lanes(outline.w_along_columns);
-    let fits = cols.div_ceil(4 * fours as usize) <= device.max_workgroups as usize;
-    let taken = rows.next_power_of_two() as u32;
-    let few = rows <= FEW_ROWS && fits && !device.lacks(Family::FewRowProducts);
-    few.then_some(Tiles::Few { rows: taken, fours, lanes })
-}
-
-/// The groups of four columns of a workgroup, and the lanes that share one. Workgroups of 8 columns
-/// are 72 for a product of 576 columns. Loads along columns need 16 columns for 64 bytes in f32.
-const fn few_rows_lanes(w_along_columns: bool) -> [u32; 2] {
-    if w_along_columns { [4, 16] } else { [2, 32] }
+    // Workgroups of 8 columns are 72 for a product of 576 columns. Loads along columns need 16
+    // columns for 64 bytes in f32.
+    let [fours, lanes] = if outline.w_along_columns { [4, 16] } else { [2, 32] };
+    let usable = !cpu && !outline.kernel_options.batch_invariant && !device.lacks(Family::FewRowProducts);
+    let fits = rows <= FEW_ROWS && cols.div_ceil(4 * fours as usize) <= device.max_workgroups as usize;
+    (usable && fits).then_some(Tiles::Few { rows: rows.next_power_of_two() as u32, fours, lanes })
 }
 
 /// Chooses the tiles of a gradient of a projection, by the built-in rules and without matrix units.
@@ -287,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn few_rows_have_tiles_of_their_own() {
+    fn few_rows_have_separate_tiles() {
         let auto = KernelOptions::new().target(Target::Gpu);
         let tiles = |rows, cols, kernel_options: KernelOptions, device: &DeviceFacts| {
             let outline = ProductOutline {

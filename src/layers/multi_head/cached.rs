@@ -4,12 +4,11 @@ use super::{MultiHeadAttention, MultiHeadForward, heads_of, joined_heads};
 use crate::attention::dispatch::{Chosen, Keys, Problem};
 use crate::attention::{self, check_extras};
 use crate::cache;
-use crate::cache::dispatch::CacheLayer;
+use crate::cache::dispatch::{CacheLayer, KeyRotation};
 use crate::device::DeviceFacts;
 use crate::kernel::{Dispatches, Scratch, ScratchSize, Slot, View, in_scratch};
 use crate::matmul::projection;
-use crate::position::kernels::rotation_table::RotationParams;
-use crate::position::{Rotary, Rotation, RowPositions};
+use crate::position::{Rope, Rotary, Rotation, RowPositions};
 use crate::tensor::{CallTensors, Error, Shape, TensorView};
 
 /// A checked call whose keys and values are in a cache.
@@ -22,17 +21,13 @@ pub(crate) struct CachedPlan {
     pub size: ScratchSize,
 }
 
-/// Returns the rotation of a call whose append can rotate keys and queries. Rows must be at their
+/// Returns the rope of a call whose append can rotate keys and queries. Rows must be at their
 /// positions in the cache.
-fn rotation_in_append<'a>(
-    call: &MultiHeadForward<'a>,
-    layer: &CacheLayer,
-) -> Option<(TensorView<'a>, RotationParams)> {
+fn rope_of_append<'a>(call: &MultiHeadForward<'a>, layer: &CacheLayer) -> Option<&'a Rope> {
     let Rotary { rotation: Rotation::Rope(rope), at: RowPositions::Tensor(at) } = call.rotary? else {
         return None;
     };
-    let usable = layer.has_starts(&at) && rope.config().sections.is_none();
-    usable.then(|| (rope.view(), rope.rotation_params()))
+    (layer.has_starts(&at) && rope.config().sections.is_none()).then_some(rope)
 }
 
 impl MultiHeadAttention {
@@ -84,13 +79,13 @@ impl MultiHeadAttention {
         let rows = Shape { kv_len: shape.q_len, ..shape };
         // A call that does not append reads its keys from the cache, not from a tensor.
         let call = &if appends { *call } else { call.projected_keys([call.key, call.value]) };
-        let rotation = if appends { rotation_in_append(call, &layer) } else { None };
-        let call = &MultiHeadForward { rotary: call.rotary.filter(|_| rotation.is_none()), ..*call };
+        let rope = if appends { rope_of_append(call, &layer) } else { None };
+        let call = &MultiHeadForward { rotary: call.rotary.filter(|_| rope.is_none()), ..*call };
         let [q, k, v] = self.projected(call, &rows, scratch.buffer(Slot::Projected)?);
         let mut dispatches = self.project(call, &rows, 0, ([q, k, v], [None; 2]), device)?;
         if appends {
-            let queries = rotation.map(|_| q);
-            dispatches.extend(cache::dispatch::append(&layer, [k, v], rotation, queries, None, device));
+            let rotation = rope.map(|rope| KeyRotation::new(rope, Some(q)));
+            dispatches.extend(cache::dispatch::append(&layer, [k, v], rotation, None, device));
         }
         let context = in_scratch(scratch.buffer(Slot::Context)?, dtype, joined_heads(&shape), 0);
         let extras = call.extras(heads_of(context, &shape), 0);

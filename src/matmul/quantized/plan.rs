@@ -3,7 +3,7 @@
 use super::format::QuantizedFormat;
 use crate::device::DeviceFacts;
 use crate::kernel::KernelOptions;
-use crate::matmul::plan::{MatmulShape, Tiles, tiles};
+use crate::matmul::plan::{FEW_ROWS, MatmulShape, Tiles, tiles};
 
 /// The tiles of a product with quantised weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -25,9 +25,6 @@ pub(crate) enum QuantizedTiles {
     },
     Many(Tiles),
 }
-
-/// The largest number of rows for which the weights are unpacked once.
-pub(crate) const FEW_ROWS: usize = 8;
 
 /// The tiles of a product with a weight in rows of `row_bytes`.
 pub(crate) fn quantized_tiles(

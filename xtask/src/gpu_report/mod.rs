@@ -40,9 +40,9 @@ scripts/gpu-report: makes a whole visit to a machine with a GPU, in one command.
 
 Each part has a time limit and a row with its outcome, so that a part that hangs does not use the others' time. Tests
 that fail, crash or hang run again alone, which shows the guilty test. The part `unchecked` repeats some calls of the
-benches `kernels` and `decode` on a Vulkan device without robust access to buffers; its rows stand apart. Exit status: 0 if everything ran and nothing
-failed, else 1. VK_DRIVER_FILES, WGPU_BACKEND and other variables of Vulkan and wgpu are honoured. The part `torch`
-needs python3 with torch.
+benches `kernels` and `decode` on a Vulkan device without robust access to buffers; its rows stand apart. Exit status:
+0 if everything ran and nothing failed, else 1. VK_DRIVER_FILES, WGPU_BACKEND and other variables of Vulkan and wgpu
+are honoured. The part `torch` needs python3 with torch.
 ";
 
 fn say(text: impl std::fmt::Display) {
