@@ -9,6 +9,7 @@ mod cpp;
 mod dxc;
 mod fxc;
 mod gpus;
+mod known;
 mod mad_share;
 mod meaning;
 mod mesa;
@@ -29,6 +30,7 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use gpus::{Covering, Driver, GPUS, Gpu};
+use known::Known;
 use support::wgsl;
 use translate::Translated;
 use verdict::{Compiler, Verdict};
@@ -299,6 +301,8 @@ struct Tools {
     fxc: Option<String>,
     /// The programs that run a command with a driver.
     mesa: Vec<(Driver, PathBuf)>,
+    /// The file with the verdicts of earlier runs.
+    known: PathBuf,
 }
 
 impl Tools {
@@ -316,6 +320,7 @@ impl Tools {
             dxc: path("SHADERS_DXC"),
             fxc: std::env::var("SHADERS_FXC").ok(),
             mesa: mesa.collect(),
+            known: path("SHADERS_KNOWN").unwrap_or("target/shaders-known.jsonl".into()),
         }
     }
 }
@@ -409,7 +414,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let tasks = tasks(&rows, &tools, &options);
     println!("which compiler gets which: {:.0} s", start.elapsed().as_secs_f64());
     let start = Instant::now();
-    let (said, times) = run(jobs(&rows, &translated, &tasks, &modules));
+    let known = Known::open(&tools.known, &root())?;
+    let (said, times) = run(jobs(&rows, &translated, &tasks, &modules, &known));
     said.into_iter().for_each(|(n, compiler, verdict)| _ = rows[n].verdicts.insert(compiler, verdict));
     println!("the others: {:.0} s, of which, all cores together,", start.elapsed().as_secs_f64());
     for (compiler, time) in times {
@@ -513,6 +519,25 @@ struct Task {
     /// True for the rows that suit the compiler, by row.
     suits: Vec<bool>,
     taken: Vec<bool>,
+}
+
+impl Task {
+    /// Returns the key of the verdict on a row.
+    fn key(&self, n: usize, row: &Row, known: &Known) -> u64 {
+        let compiler = self.compiler.to_string();
+        let (command, asked) = match &self.tool {
+            Tool::Tint(path) | Tool::Dxc(path) => (path.display().to_string(), String::new()),
+            Tool::SpirvVal(words) => (words.join(" "), String::new()),
+            Tool::Fxc(command) | Tool::Cpp(command) => (command.clone(), String::new()),
+            Tool::Mesa(mesa) => {
+                let asked = format!("{} {:?}", mesa.texts.contains(&n), row.facts());
+                (mesa.runner.display().to_string(), asked)
+            }
+        };
+        let kernel = &row.kernel;
+        let bound = format!("{} {}", kernel.bindings.len(), kernel.binds_mods);
+        known.key(&[&compiler, &command, &kernel.wgsl, &bound, &asked])
+    }
 }
 
 enum Tool {
@@ -665,19 +690,27 @@ fn jobs<'a>(
     translated: &'a [Translated],
     tasks: &'a [Task],
     modules: &'a Path,
+    known: &'a Known,
 ) -> VecDeque<Job<'a>> {
     let mut jobs: VecDeque<Job> = VecDeque::new();
     for task in tasks {
         let compiler = task.compiler;
         jobs.push_back((compiler, Box::new(move || passed_over(task))));
-        let has_input = |n: &usize| match task.tool {
+        let has_input = |n: usize| match task.tool {
             Tool::Tint(_) | Tool::Fxc(_) | Tool::Cpp(_) => true,
-            Tool::Dxc(_) => translated[*n].hlsl.is_some(),
-            Tool::SpirvVal(_) | Tool::Mesa(_) => translated[*n].module,
+            Tool::Dxc(_) => translated[n].hlsl.is_some(),
+            Tool::SpirvVal(_) | Tool::Mesa(_) => translated[n].module,
         };
+        let (mut asked, mut earlier) = (Vec::new(), Said::new());
+        for n in (0..rows.len()).filter(|n| task.taken[*n] && has_input(*n)) {
+            match known.get(task.key(n, &rows[n], known)) {
+                Some(verdict) => earlier.push((n, compiler, verdict.clone())),
+                None => asked.push(n),
+            }
+        }
+        jobs.push_back((compiler, Box::new(move || earlier)));
         // A program that starts once for a chunk is slow to start.
         let size = if let Tool::Tint(_) = task.tool { 600 } else { 100 };
-        let asked: Vec<usize> = (0..rows.len()).filter(|n| task.taken[*n]).filter(has_input).collect();
         for chunk in chunks(asked, size) {
             let job: Box<dyn FnOnce() -> Said + Send> = match &task.tool {
                 Tool::Mesa(mesa) => Box::new(move || mesa_job(mesa, compiler, &chunk, rows, modules)),
@@ -690,7 +723,16 @@ fn jobs<'a>(
                     Box::new(move || chunk.into_iter().map(check).collect())
                 }
             };
-            jobs.push_back((compiler, job));
+            let and_stored = move || {
+                let mut said = job();
+                for (n, _, verdict) in &mut said {
+                    if let Err(error) = known.store(task.key(*n, &rows[*n], known), verdict) {
+                        *verdict = Verdict::Rejected(format!("the verdict could not be stored: {error}"));
+                    }
+                }
+                said
+            };
+            jobs.push_back((compiler, Box::new(and_stored)));
         }
     }
     jobs

@@ -52,7 +52,7 @@ impl fmt::Display for Compiler {
 }
 
 /// The numbers of FXC's listing of a kernel.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, serde::Deserialize, serde::Serialize)]
 pub struct Listing {
     /// Processor time of the compiler.
     pub seconds: f64,
@@ -64,7 +64,7 @@ pub struct Listing {
 }
 
 /// A compiler's verdict on a kernel.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, serde::Deserialize, serde::Serialize)]
 pub enum Verdict {
     Accepted,
     Compiled(Box<Statistics>),
