@@ -27,7 +27,7 @@ use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::error::Error;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use gpus::{Covering, Driver, GPUS, Gpu};
 use known::Known;
@@ -531,7 +531,7 @@ impl Task {
             Tool::Fxc(command) | Tool::Cpp(command) => (command.clone(), String::new()),
             Tool::Mesa(mesa) => {
                 let asked = format!("{} {:?}", mesa.texts.contains(&n), row.facts());
-                (mesa.runner.display().to_string(), asked)
+                (format!("{} {:?}", mesa.runner.display(), mesa.made), asked)
             }
         };
         let kernel = &row.kernel;
@@ -557,6 +557,8 @@ enum Tool {
 struct Mesa {
     gpu: Gpu,
     runner: PathBuf,
+    /// When the runner was made. It is made anew with each version of the drivers.
+    made: Option<SystemTime>,
     /// The rows whose text is read: one variant of each tile.
     texts: HashSet<usize>,
 }
@@ -635,7 +637,8 @@ fn tasks(rows: &[Row], tools: &Tools, options: &Options) -> Vec<Task> {
             continue;
         }
         let suits = rows.iter().map(|row| row.is_for(gpu)).collect();
-        let mesa = Mesa { gpu, runner: runner.clone(), texts: HashSet::new() };
+        let made = runner.metadata().and_then(|of_file| of_file.modified()).ok();
+        let mesa = Mesa { gpu, runner: runner.clone(), made, texts: HashSet::new() };
         tasks.push(task(Compiler::Mesa(number), Tool::Mesa(mesa), suits, gpu.covering));
     }
     tasks.sort_by_key(|task| std::cmp::Reverse(task.taken.iter().filter(|taken| **taken).count()));
