@@ -61,6 +61,7 @@ operators! {
     NormGradients => rows::norm_gradients;
     Elementwise => rows::elementwise;
     ElementwiseGradients => rows::elementwise_gradients;
+    FewRowProducts => rows::few_rows;
     Embeddings => rows::embedding;
     EmbeddingGradients => rows::embedding_gradients;
     MeanPools => rows::mean_pool;

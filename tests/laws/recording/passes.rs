@@ -3,7 +3,7 @@
 use wgpu_attention::cache::{Append, CacheLayout, CacheRead, Keep, Tokens};
 use wgpu_attention::layers::{
     DecoderBackward, DecoderForward, DecoderLayerWeights, DecoderMemory, EncoderBackward, EncoderForward,
-    EncoderLayerWeights, FeedForwardWeights, TransformerLayerConfig,
+    EncoderLayerWeights, FeedForwardWeights, NormOrder, TransformerLayerConfig,
 };
 use wgpu_attention::linear_attention::{LinearAttention, LinearConfig, LinearForward};
 use wgpu_attention::matmul::{ProjectionBackward, ProjectionForward};
@@ -78,10 +78,25 @@ impl Zeros {
     }
 
     fn encoder(&self, layers: usize) -> TransformerEncoder {
-        let (attention, feed_forward) = (self.heads(), self.feed_forward());
-        let layer = EncoderLayerWeights { attention, feed_forward, norms: [self.norm(); 2] };
+        self.stack(Self::config(), self.feed_forward(), layers)
+    }
+
+    /// A stack with the norm before each part and a gate, as Llama has.
+    fn gated(&self, layers: usize) -> TransformerEncoder {
+        let gate = Some(self.linear(4 * FEATURES, FEATURES));
+        let config = Self::config().order(NormOrder::Pre).norm(NormConfig::rms()).gated(true);
+        self.stack(config, FeedForwardWeights { gate, ..self.feed_forward() }, layers)
+    }
+
+    fn stack(
+        &self,
+        config: TransformerLayerConfig,
+        feed_forward: FeedForwardWeights,
+        layers: usize,
+    ) -> TransformerEncoder {
+        let layer = EncoderLayerWeights { attention: self.heads(), feed_forward, norms: [self.norm(); 2] };
         let weights = vec![layer; layers];
-        TransformerEncoder::with_pipelines(&self.pipelines, Self::config(), &weights, Some(self.norm()))
+        TransformerEncoder::with_pipelines(&self.pipelines, config, &weights, Some(self.norm()))
             .expect("a stack")
     }
 
@@ -350,9 +365,14 @@ fn of_caches(z: &Zeros, rows: &mut Rows) {
     };
     rows.push(("`Cache::compact` of L layers", of_layers(compact)));
     let rope = Rope::new(z.pipelines.device(), RopeConfig::new(FEATURES / HEADS)).expect("a rope");
-    for (name, length) in [("prompt of a stack of L layers, with a cache", 64), ("one token of it", 1)] {
+    for (name, length, gated) in [
+        ("prompt of a stack of L layers, with a cache", 64, false),
+        ("one token of it", 1, false),
+        ("prompt of a stack like Llama's, with a cache", 64, true),
+        ("at most eight tokens of it", 1, true),
+    ] {
         let steps = |layers| {
-            let stack = z.encoder(layers);
+            let stack = if gated { z.gated(layers) } else { z.encoder(layers) };
             let mut cache = z.cache(layers, CacheLayout::Contiguous);
             let [x, out] = [z.read([2, 1, length, FEATURES]), z.written(0, [2, 1, length, FEATURES])];
             z.in_pass(|pass| cache.advance(pass, Tokens::All(length)));

@@ -1,9 +1,9 @@
 //! The verdicts of earlier runs. A run compiles only what has changed since, so that a stopped run
 //! can be continued.
 //!
-//! A verdict is known by a hash of the kernel's text, of what the compiler is asked about it, and
-//! of the compiler. A compiler is its command, the versions in `Cargo.lock`, and the sources of
-//! this program that talk to it. Rejections are not stored.
+//! A hash of the kernel's text, of the question and of the compiler identifies a verdict. A
+//! compiler is its command, the versions in `Cargo.lock`, and the sources of this program that call
+//! it. Rejections are not stored.
 
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions};

@@ -557,7 +557,7 @@ enum Tool {
 struct Mesa {
     gpu: Gpu,
     runner: PathBuf,
-    /// When the runner was made. It is made anew with each version of the drivers.
+    /// The time when the drivers were fetched.
     made: Option<SystemTime>,
     /// The rows whose text is read: one variant of each tile.
     texts: HashSet<usize>,

@@ -1,6 +1,6 @@
 //! The host side of `norm_backward.wgsl`.
 
-use super::norm::{Gating, ROWS, combine, gate_parts, gated, gates};
+use super::norm::{Gating, ROWS, combine, gated, gates, parts};
 use crate::device::{Families, Family};
 use crate::kernel::{FLOATS, Kernel, Variant, WIDTHS, Width, kernel, shader};
 use crate::rows::plan::Rows;
@@ -53,13 +53,7 @@ impl Variant for NormBackward {
     fn describe(&self) -> Kernel {
         let Rows { workgroup, lanes } = self.shares;
         let (combine, workgroup_memory) = combine(self.shares);
-        let parts = [
-            shader!("tensor/view"),
-            shader!("rows/norm/statistics"),
-            shader!("rows/norm/norm_backward"),
-            combine,
-        ];
-        let parts = [&parts, gate_parts(self.gating)].concat();
+        let parts = parts(shader!("rows/norm/norm_backward"), combine, self.gating);
         gated(self.declare(), self.gating)
             .u32("WORKGROUP", workgroup)
             .u32("ROW_LANES", lanes)

@@ -8,6 +8,7 @@ mod decoder;
 mod decoder_backward;
 mod decoder_data;
 mod encoder;
+mod few_rows;
 mod judge;
 mod quantised;
 mod steps;
