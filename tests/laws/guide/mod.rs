@@ -176,6 +176,7 @@ fn stack(rng: &mut Rng, [batch, length]: [usize; 2], is_llama: bool) -> Stack {
         each: Vec::new(),
         layers: Vec::new(),
         final_norm: None,
+        transposed: false,
         x: Vec::new(),
     };
     Stack::random(rng, 2, true, stack)

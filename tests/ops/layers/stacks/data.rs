@@ -17,7 +17,7 @@ use super::by_layer::LayerData;
 use crate::harness::layer::{LayerCase, LinearData};
 use crate::harness::rotary::RotaryData;
 use crate::harness::run::{Layout, Placed};
-use crate::harness::{Profile, Rng, Rules, Values, stored};
+use crate::harness::{Place, Profile, Rng, Rules, Values, stored};
 
 /// The data of a stack.
 #[derive(Clone, Debug)]
@@ -47,6 +47,8 @@ pub struct Stack {
     /// gate.
     pub layers: Vec<Vec<LinearData>>,
     pub final_norm: Option<LinearData>,
+    /// True if weights are `[in, out]` in memory, as GPT-2 has them.
+    pub transposed: bool,
     pub x: Vec<f32>,
 }
 
@@ -70,6 +72,11 @@ impl<R: Real> Part<R> {
     }
 }
 
+/// Returns the bias of a norm.
+fn uneven(features: usize) -> Vec<f32> {
+    (0..features).map(|n| 0.1 * (n % 5) as f32 - 0.15).collect()
+}
+
 impl Stack {
     /// A stack with random weights.
     pub fn random(rng: &mut Rng, layers: usize, final_norm: bool, mut stack: Stack) -> Self {
@@ -87,7 +94,7 @@ impl Stack {
             let near_one = linear([1, e], with_bias);
             LinearData {
                 weight: near_one.weight.iter().map(|w| 1.0 + w).collect(),
-                bias: with_bias.then(|| vec![0.1; e]),
+                bias: with_bias.then(|| uneven(e)),
             }
         };
         let norms: Vec<[LinearData; 2]> = (0..layers).map(|n| [norm(true), norm(n % 2 == 0)]).collect();
@@ -103,7 +110,7 @@ impl Stack {
                     let mut part = linear(*shape, is_norm);
                     if is_norm {
                         part.weight.iter_mut().for_each(|w| *w += 1.0);
-                        part.bias = part.bias.map(|_| vec![0.1; shape[1]]);
+                        part.bias = part.bias.map(|_| uneven(shape[1]));
                     }
                     parts.push(part);
                 }
@@ -349,8 +356,9 @@ impl Stack {
 
     /// Puts the weights on the device.
     pub fn place(&self, profile: &'static Profile, dtype: DType) -> PlacedStack {
+        let order = if self.transposed { [0, 1, 3, 2] } else { [0, 1, 2, 3] };
         self.place_as(|data, shape| {
-            let [at] = Layout::Dense.places([shape]);
+            let at = Place::nested(shape, order, [0; 4], 1, 0);
             Placed::input(profile, Values::Floats(data), dtype, at)
         })
     }

@@ -108,6 +108,7 @@ pub fn vector(name: &str) -> (Stack, Vector) {
             weight: vector.f32("lnf_w"),
             bias: vector.has("lnf_b").then(|| vector.f32("lnf_b")),
         }),
+        transposed: false,
         x,
     };
     (stack, vector)
@@ -329,6 +330,7 @@ pub fn drawn(n: u64) -> (Stack, bool) {
         rules,
         layers: Vec::new(),
         final_norm: None,
+        transposed: false,
         x: Vec::new(),
     };
     (Stack::random(rng, layers, final_norm, stack), keeps)
