@@ -3,9 +3,9 @@
 // of the lanes in a fixed order.
 //
 // Constants: ROWS, LANES, FOURS, SIDES, B_ALONG_N.
-// The stage gives: tile_inner, tile_b4, tile_store4 (see matmul/cpu.wgsl), prepare_rows, few_a4.
-// All invocations call prepare_rows first. It sets an element of `prepared` for each row, which
-// few_a4 gets. The inner range begins at 0.
+// The stage gives: tile_inner, tile_b4, tile_store4 (see matmul/cpu.wgsl), prepare_row, few_a4.
+// All invocations call prepare_row first. Then few_a4 loads from the rows. The inner range begins
+// at 0.
 //
 // With two SIDES the kernel multiplies the rows by two matrices of one shape. It gets their tiles
 // from side_of. It passes both products to tile_store_gated4.
@@ -14,8 +14,8 @@
 // columns if B_ALONG_N. Each element of B is loaded once. This is the lower bound of bytes, because
 // A and C are small.
 //
-// Needs: B_ALONG_N, FOURS, LANES, ROWS, SIDES; Tile; few_a4, prepared, prepare_rows, side_of,
-// tile_b4, tile_inner, tile_store4, tile_store_gated4.
+// Needs: B_ALONG_N, FOURS, LANES, ROWS, SIDES; Tile; few_a4, prepare_row, side_of, tile_b4,
+// tile_inner, tile_store4, tile_store_gated4.
 // Gives: main.
 
 var<workgroup> lane_sums: array<vec4<f32>, ROWS * FOURS * LANES>;
@@ -36,7 +36,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let lane = select(index % LANES, index / FOURS, B_ALONG_N);
     let four = select(index / LANES, index % FOURS, B_ALONG_N);
     let col = col0 + 4u * four;
-    prepare_rows(first, row0, index);
+    prepare_row(first, row0, index);
     // A lane stores a row.
     let row = row0 + lane;
     let stores = lane < ROWS && row < first.rows && col < first.cols;
@@ -77,7 +77,7 @@ fn sums_of(t: Tile, row0: u32, col: u32, four: u32, lane: u32) -> vec4<f32> {
             }
         }
         /* unrolled */ for (var r = 0u; r < ROWS; r++) {
-            let a = few_a4(t, prepared[r], min(row0 + r, last_row), k);
+            let a = few_a4(t, min(row0 + r, last_row), k);
             if B_ALONG_N {
                 acc[r] += a.x * b[0] + a.y * b[1] + a.z * b[2] + a.w * b[3];
             } else {

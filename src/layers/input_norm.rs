@@ -6,8 +6,8 @@ use crate::matmul::projection::dispatch::{self, LinearOp, NormKind, RowNorm};
 use crate::rows::norm::dispatch::{NormInputs, NormOp};
 use crate::tensor::{Error, TensorView};
 
-/// A norm. The products that read it have the place of the normalised rows as their x. If the kernel
-/// of the products normalises rows, neither that place nor `sum` is written.
+/// A norm. The products that read it have the place of the normalised rows as their x. If their
+/// kernel computes the norm, neither that place nor `sum` is written.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct InputNorm<'a> {
     pub op: NormOp<'a>,

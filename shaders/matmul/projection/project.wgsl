@@ -8,7 +8,7 @@
 //
 // Only few_rows.wgsl has neighbours of the product:
 //   residual        y = residual + x Wᵀ + b
-//   norm            x is normalised first (normalised_rows.wgsl)
+//   norm            one row x is normalised first (normalised_row.wgsl)
 //   SIDES == 2      y = f(x Gᵀ + c) · (x Wᵀ + b). G and c are the second part.
 //
 // Bindings (declared by the host): x0.., w0.., bias0.., residual, norm_weight, norm_bias, y.

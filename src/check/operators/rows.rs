@@ -334,14 +334,14 @@ pub(super) async fn add_positions(gpu: &Gpu) -> Result<Outcome, Error> {
     judged(gpu, [&out], both).await
 }
 
-/// Checks what the products of few rows compute too: the norm before them, the gate, the residual.
+/// Checks what the products of one row compute too: the norm before them, the gate, the residual.
 pub(super) async fn few_rows(gpu: &Gpu) -> Result<Outcome, Error> {
     const HIDDEN: usize = 28;
     let bench = Bench::new(gpu);
-    let (x, scale) = (bench.noise([1, 1, FEW, WIDTH], 1)?, bench.noise(ROW, 2)?);
+    let (x, scale) = (bench.noise(ROW, 1)?, bench.noise(ROW, 2)?);
     let weights = |n| bench.noise([1, 1, HIDDEN, WIDTH], n);
     let (up, gate, down) = (weights(3)?, weights(4)?, bench.noise([1, 1, WIDTH, HIDDEN], 5)?);
-    let [y, hidden] = [WIDTH, HIDDEN].map(|n| bench.zeros::<f32>([1, 1, FEW, n]));
+    let [y, hidden] = [WIDTH, HIDDEN].map(|n| bench.zeros::<f32>([1, 1, 1, n]));
     let (y, hidden) = (y?, hidden?);
     let config = NormConfig::rms();
     let eps = config.eps as f32;

@@ -30,7 +30,7 @@ pub(crate) struct LinearOp<'a> {
     pub residual: Option<TensorView<'a>>,
 }
 
-/// A norm of the rows x of a product, in its kernel.
+/// A norm of one row x of a product, in its kernel.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RowNorm<'a> {
     /// `[1, 1, 1, features]`.
@@ -139,10 +139,11 @@ pub(crate) fn adds_residual(
     kernel_options: &KernelOptions,
     device: &DeviceFacts,
 ) -> bool {
-    is_few(&[*product], false, kernel_options, device)
+    few_rows(&[*product], false, kernel_options, device).is_some()
 }
 
-/// True if one kernel computes the products and their norm.
+/// True if one kernel computes the products and their norm. Each workgroup computes the statistics
+/// of the rows again, which is fast only for one row.
 pub(crate) fn computes_norm(
     products: &[LinearOp],
     kernel_options: &KernelOptions,
@@ -173,13 +174,22 @@ fn is_one(products: &[LinearOp], gated: bool, kernel_options: &KernelOptions, de
     let loads = !in_fours || vectors.all(|t| t.layout.in_fours(3));
     let fits = products.len() <= PARTS && Bound::new(products, device).fits(device);
     let wide = products.iter().all(|product| !product.narrow);
-    wide && loads && fits && is_few(products, gated, kernel_options, device)
+    let most = if products.iter().any(|product| product.norm.is_some()) { 1 } else { u32::MAX };
+    let rows = few_rows(products, gated, kernel_options, device);
+    wide && loads && fits && rows.is_some_and(|rows| rows <= most)
 }
 
-/// True if the plan of these products is the kernel for few rows.
-fn is_few(products: &[LinearOp], gated: bool, kernel_options: &KernelOptions, device: &DeviceFacts) -> bool {
-    let tiles = plan::choose_product(&outline(products, gated, kernel_options), device);
-    matches!(tiles, Ok(Tiles::Few { .. }))
+/// The rows of a workgroup, if the plan of these products is the kernel for few rows.
+fn few_rows(
+    products: &[LinearOp],
+    gated: bool,
+    kernel_options: &KernelOptions,
+    device: &DeviceFacts,
+) -> Option<u32> {
+    match plan::choose_product(&outline(products, gated, kernel_options), device) {
+        Ok(Tiles::Few { rows, .. }) => Some(rows),
+        _ => None,
+    }
 }
 
 /// Puts up to [`PARTS`] products into one dispatch if possible. Otherwise the first product gets a

@@ -74,8 +74,8 @@ kernel! {
         store: Width,
         /// The activation after the product and its bias.
         activation: Option<Activation>,
-        /// The norm of the rows before the product, and the second part as a gate of the first.
-        /// Only few rows have them, and the residual.
+        /// The norm of one row before the product. The second part may be a gate of the first. Only
+        /// few rows have these and the residual.
         norm: Option<NormKind>,
         gated: bool,
     }
@@ -114,26 +114,23 @@ impl Variant for Project {
         let aliases = format!("alias A_ELEMENT = {a};\nalias B_ELEMENT = {b};\n");
         let mut parts = vec![shader!("matmul/projection/project"), aliases.as_str()];
         parts.extend(activation_parts(self.activation));
-        let Tiles::Few { rows, fours, lanes } = self.tiles else {
+        let Tiles::Few { fours, lanes, .. } = self.tiles else {
             return product.around(declared, &parts);
         };
         let declared = declared.u32("SIDES", 1 + u32::from(self.gated));
         let Some(norm) = self.norm else {
-            parts.push(shader!("matmul/projection/rows_as_they_are"));
+            parts.push(shader!("matmul/projection/plain_rows"));
             return product.around(declared, &parts);
         };
         let workgroup = fours * lanes;
         parts.extend([
-            shader!("matmul/projection/normalised_rows"),
+            shader!("matmul/projection/normalised_row"),
             shader!("rows/norm/statistics"),
-            shader!("rows/norm/rows_per_workgroup"),
+            shader!("rows/norm/row_per_workgroup"),
         ]);
-        let declared = declared
-            .u32("WORKGROUP", workgroup)
-            .u32("ROW_LANES", workgroup / rows)
-            .bool("CENTRED", norm == NormKind::Layer);
-        // Two sums of each invocation, and four words of statistics of each row.
-        product.around_with(declared, &parts, 8 * workgroup + 16 * rows)
+        let declared = declared.u32("ROW_LANES", workgroup).bool("CENTRED", norm == NormKind::Layer);
+        // Two sums of each invocation.
+        product.around_with(declared, &parts, 8 * workgroup)
     }
 
     fn families(&self) -> Families {
@@ -205,6 +202,7 @@ impl Variant for Project {
                 })
             });
         // The products of a layer: of queries, keys and values; with the residual; of gate and up.
+        // One row may be normalised.
         let neighbours = product::FEW.into_iter().flat_map(move |(tiles, along)| {
             FLOATS.into_iter().flat_map(move |d| {
                 let plain = of(tiles, [d, d, f32, d])
@@ -217,7 +215,9 @@ impl Variant for Project {
                     let gate = Project { gated: true, activation: Some(Activation::Silu), ..of_rms };
                     let bare = Project { norm: None, norm_weight: None, ..gate };
                     let added = Project { residual: Some(d), ..kernel };
-                    [of_layer, scaled, of_rms, gate, bare, added]
+                    let all = [of_layer, scaled, of_rms, gate, bare, added];
+                    let one_row = matches!(tiles, Tiles::Few { rows: 1, .. });
+                    all.into_iter().filter(move |kernel| one_row || kernel.norm.is_none())
                 })
             })
         });

@@ -18,10 +18,13 @@ fn stack(n: u64, norm: NormConfig) -> Stack {
     let head_dim = stack.features / stack.heads;
     let rules = Rules { causal: true, ..Default::default() };
     let rotary = head_dim.is_multiple_of(2).then(|| RotaryData::in_order(head_dim));
-    // Of a gated layer, the gate has no bias.
+    // The gate of a gated layer has no bias.
     let biased = stack.biased || n.is_multiple_of(2);
+    // Only a product of one row computes the norm.
+    let batch = if n.is_multiple_of(2) { 1 } else { stack.batch };
     let transposed = n % 4 == 1 || n % 4 == 2;
-    let stack = Stack { length: 7, order: NormOrder::Pre, norm, rules, rotary, biased, transposed, ..stack };
+    let stack =
+        Stack { batch, length: 7, order: NormOrder::Pre, norm, rules, rotary, biased, transposed, ..stack };
     Stack::random(&mut Rng::new(n ^ 0xfe37), 1 + n as usize % 3, n.is_multiple_of(2), stack)
 }
 
