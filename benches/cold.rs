@@ -1,9 +1,10 @@
-//! `MESA_SHADER_CACHE_DISABLE=true scripts/gpu cargo bench --bench cold [-- --only TEXT]`
+//! `MESA_SHADER_CACHE_DISABLE=true scripts/gpu cargo bench --bench cold [-- --only TEXT --as-gpu]`
 //!
 //! The cold start of two small models. It prints each step's new pipelines, the host's time to
 //! record it, and the time of its first submission. Some drivers compile in that submission. Times
-//! are of one run each, because nothing can be cold twice. The models have random weights, and
-//! nothing is compared: tests do that.
+//! are of one run each, because nothing can be cold twice. The last line is
+//! the least time of a warm token. With `--as-gpu` plans are those of a GPU, also on a software
+//! driver. The models have random weights, and nothing is compared: tests do that.
 
 use std::time::Instant;
 
@@ -21,7 +22,7 @@ use wgpu_attention::position::{Rope, RopeConfig, RowPositions};
 use wgpu_attention::rows::{Embedding, EmbeddingForward, NormConfig, NormWeights, TopK, TopKForward};
 use wgpu_attention::{
     Cache, CacheConfig, DType, Error, Gpu, Linear, Projection, Recorder, Scratch, ScratchSize, TensorView,
-    TransformerEncoder, WarmUp, wgpu,
+    TransformerEncoder, WarmUp, inspect, wgpu,
 };
 
 const WIDTH: usize = 256;
@@ -31,6 +32,7 @@ const LAYERS: usize = 4;
 const VOCABULARY: usize = 512;
 const PROMPT: usize = 64;
 const CAPACITY: usize = 1024;
+const WARM_TOKENS: usize = 200;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
@@ -198,7 +200,10 @@ fn main() -> Result<(), Error> {
         if !name.contains(&only) {
             continue;
         }
-        let Opened { gpu, .. } = device::open();
+        let Opened { mut gpu, .. } = device::open();
+        if std::env::args().any(|argument| argument == "--as-gpu") {
+            gpu = Gpu::with_pipelines(gpu.queue().clone(), inspect::as_gpu(gpu.device(), None));
+        }
         println!("\n{name} on {}: {LAYERS} layers, {WIDTH} wide", gpu.device().adapter_info().name);
         println!("step                      pipelines  recording, s  first run, s");
         let pipelines = gpu.pipelines().clone();
@@ -222,6 +227,9 @@ fn main() -> Result<(), Error> {
             println!("{step:24} {:10} {recorded:13.3} {ran:13.3}", pipelines.compiled() - before);
         }
         println!("{:24} {:10}", "in all", pipelines.compiled());
+        let times = (length..length + WARM_TOKENS).map(|first| model.step(first, 1).map(|[_, ran]| ran));
+        let least = times.collect::<Result<Vec<_>, _>>()?.into_iter().fold(f64::INFINITY, f64::min);
+        println!("{:24} {least:38.6}", "a warm token");
     }
     Ok(())
 }

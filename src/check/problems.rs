@@ -91,7 +91,6 @@ impl Problem {
                 !device.software
             }
             Problem::Gradients(DType::F16) => matrix,
-            Problem::Operator(Family::FewRowProducts) => !device.software,
             _ => true,
         }
     }

@@ -549,14 +549,6 @@ pub(crate) struct View {
     pub pad: [u32; 3],
 }
 
-/// The first element and the stride of a vector `[1, 1, 1, n]`, in the bound part of its buffer.
-pub(crate) fn vector(t: Option<TensorView>, device: &DeviceFacts) -> [u32; 2] {
-    t.map_or([0; 2], |t| {
-        let Layout { offset, strides, .. } = t.window(device).layout;
-        [offset as u32, strides[3] as u32]
-    })
-}
-
 impl View {
     /// The view of a tensor, relative to the bound part of its buffer.
     pub fn of(t: TensorView, device: &DeviceFacts) -> Self {

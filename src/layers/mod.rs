@@ -6,7 +6,6 @@ pub(crate) mod decoder;
 pub(crate) mod encoder;
 #[cfg(feature = "linear-attention")]
 pub(crate) mod gated_delta_net;
-mod input_norm;
 pub(crate) mod multi_head;
 pub(crate) mod stack;
 

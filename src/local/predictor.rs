@@ -90,7 +90,7 @@ impl<'a> PredictorForward<'a> {
     ) -> Result<(Dispatches<'a>, Predicted<'a>), Error> {
         let PredictorForward { hidden, linear, vector, kv_len, lengths, .. } = *self;
         let Linear { weight: w, bias } = linear;
-        let op = LinearOp { bias, ..LinearOp::new(hidden, w, x) };
+        let op = LinearOp { x: hidden, w, bias, y: x, narrow: false, activation: None };
         Ok((dispatch::dispatches(&[op], kernel_options, device)?, Predicted { x, vector, lengths, kv_len }))
     }
 }

@@ -23,14 +23,9 @@ pub(crate) struct Loop {
 impl Loop {
     /// Builds the kernel of a stage: this loop and the parts of the stage.
     pub fn around(&self, stage: Declared, parts: &[&str]) -> Kernel {
-        self.around_with(stage, parts, 0)
-    }
-
-    /// The same for a stage with `bytes` of workgroup memory.
-    pub fn around_with(&self, stage: Declared, parts: &[&str], bytes: u32) -> Kernel {
         let (mut all, invocations, workgroup_memory) = self.text();
         all.extend(parts);
-        stage.with(self.constants()).kernel(&all, invocations, workgroup_memory + bytes)
+        stage.with(self.constants()).kernel(&all, invocations, workgroup_memory)
     }
 
     fn constants(&self) -> Vec<Constant> {

@@ -65,8 +65,8 @@ fn arguments_that_make_no_sense() {
     }
     assert_eq!(
         bed.refused(&["--cache", "q3", "Why?"]),
-        "--cache is one of f32, f16, bf16, e4m3, e5m2, q8, q8-rotated, q8-q4-rotated, q4, q4-rotated, q4_0, q4_0-rotated, \
-         gaussian4, gaussian4-rotated, q8-gaussian4-rotated, not q3"
+        "--cache is one of f32, f16, bf16, e4m3, e5m2, q8, q8-rotated, q8-q4-rotated, q4, q4-rotated, q4_0, \
+         q4_0-rotated, gaussian4, gaussian4-rotated, q8-gaussian4-rotated, not q3"
     );
     assert_eq!(bed.refused(&["--max-tokens", "0", "Why?"]), "--max-tokens is at least 1");
     for context in ["0", "1"] {

@@ -6,14 +6,8 @@
 //
 // f is the activation of activation/*.wgsl, the same for all projections.
 //
-// Only few_rows.wgsl has neighbours of the product:
-//   residual        y = residual + x Wᵀ + b
-//   norm            one row x is normalised first (normalised_row.wgsl)
-//   SIDES == 2      y = f(x Gᵀ + c) · (x Wᵀ + b). G and c are the second part.
-//
-// Bindings (declared by the host): x0.., w0.., bias0.., residual, norm_weight, norm_bias, y.
-// `*_slot` is the index of a side's buffer. A_ELEMENT, B_ELEMENT: the types that x and W are loaded
-// as.
+// Bindings (declared by the host): x0.., w0.., bias0.., y. `*_slot` is the index of a side's
+// buffer. A_ELEMENT, B_ELEMENT: the types that x and W are loaded as.
 // Work: 2 · rows · features · columns per side; bytes: x + W + y once each at best.
 
 struct ProjectPart {
@@ -58,7 +52,6 @@ struct Tile {
     dim: u32,
     length: u32,
     has_bias: bool,
-    residual: u32,     // first element
 }
 
 fn tile_of(z: u32) -> Tile {
@@ -77,13 +70,7 @@ fn tile_of(z: u32) -> Tile {
         s.x_offset + batch * s.x.x + head * s.x.y, s.x.z, select(s.x.w, 1u, IN_FOURS), s.x_slot,
         s.w.w + head * s.w.x, select(s.w.y, 1u, IN_FOURS && B_ALONG_N), select(s.w.z, 1u, IN_FOURS && !B_ALONG_N), s.w_slot,
         s.y, s.y_offset + batch * s.y.x + head * s.y.y, s.dim, s.length, s.has_bias != 0u,
-        view_at(p.residual, batch, head, 0u, 0u),
     );
-}
-
-// The first or the second of two parts that share their rows.
-fn side_of(z: u32, side: u32) -> Tile {
-    return tile_of(z + side * p.z_heads * p.batches);
 }
 
 fn tile_needed(t: Tile, row: u32, rows: u32, col: u32, cols: u32) -> bool {
@@ -112,52 +99,29 @@ fn bias_of(t: Tile, col: u32) -> f32 {
     return bias_at(s.bias_slot, s.bias_offset + (t.head * s.dim + col) * s.bias_stride);
 }
 
-// The element of a tensor with the shape of y, from its first element and its strides.
-fn place_of_y(t: Tile, first: u32, strides: vec4<u32>, row: u32, col: u32) -> u32 {
+fn y_of(t: Tile, row: u32, col: u32) -> u32 {
     let head = col / t.dim;
-    var o = first + head * strides.y + (col - head * t.dim) * strides.w;
+    var o = t.y_offset + head * t.y.y + (col - head * t.dim) * t.y.w;
     if t.rows == t.length {
-        o += row * strides.z;
+        o += row * t.y.z;
     } else {
         let sequence = row / t.length;
-        o += sequence * strides.x + (row - sequence * t.length) * strides.z;
+        o += sequence * t.y.x + (row - sequence * t.length) * t.y.z;
     }
     return o;
 }
 
-fn y_of(t: Tile, row: u32, col: u32) -> u32 {
-    return place_of_y(t, t.y_offset, t.y, row, col);
-}
-
-fn biased4(t: Tile, col: u32, value: vec4<f32>) -> vec4<f32> {
+fn tile_store4(t: Tile, row: u32, col: u32, value: vec4<f32>) {
     var sum = value;
+    let n = min(t.cols - col, 4u);
     if HAS_BIAS {
         if t.has_bias {
-            for (var c = 0u; c < min(t.cols - col, 4u); c++) {
+            for (var c = 0u; c < n; c++) {
                 sum = select(sum, sum + bias_of(t, col + c), vec4<u32>(0u, 1u, 2u, 3u) == vec4<u32>(c));
             }
         }
     }
-    return sum;
-}
-
-fn tile_store4(t: Tile, row: u32, col: u32, value: vec4<f32>) {
-    store_result4(t, row, col, activate4(biased4(t, col, value)));
-}
-
-fn tile_store_gated4(t: Tile, gate: Tile, row: u32, col: u32, value: vec4<f32>, logits: vec4<f32>) {
-    store_result4(t, row, col, activate4(biased4(gate, col, logits)) * biased4(t, col, value));
-}
-
-fn store_result4(t: Tile, row: u32, col: u32, value: vec4<f32>) {
-    var sum = value;
-    let n = min(t.cols - col, 4u);
-    if HAS_RESIDUAL {
-        for (var c = 0u; c < n; c++) {
-            let more = residual_at(place_of_y(t, t.residual, p.residual.strides, row, col + c));
-            sum = select(sum, sum + more, vec4<u32>(0u, 1u, 2u, 3u) == vec4<u32>(c));
-        }
-    }
+    sum = activate4(sum);
     if Y_IN_FOURS {
         y_store4(y_of(t, row, col), sum);
     } else {

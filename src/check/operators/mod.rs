@@ -61,7 +61,6 @@ operators! {
     NormGradients => rows::norm_gradients;
     Elementwise => rows::elementwise;
     ElementwiseGradients => rows::elementwise_gradients;
-    FewRowProducts => rows::few_rows;
     Embeddings => rows::embedding;
     EmbeddingGradients => rows::embedding_gradients;
     MeanPools => rows::mean_pool;

@@ -4,8 +4,6 @@
 use crate::check::bench::{Bench, both, equal, judged, worse};
 use crate::check::data::{FEW, Outcome, noise};
 use crate::gpu::Gpu;
-use crate::kernel::{BindingCache, KernelOptions};
-use crate::matmul::projection::dispatch::{self, LinearOp, NormKind, RowNorm};
 use crate::matmul::{
     Activation, QuantizedFormat, QuantizedForward, QuantizedMatrix, QuantizedProjection, QuantizedRows,
 };
@@ -332,52 +330,6 @@ pub(super) async fn add_positions(gpu: &Gpu) -> Result<Outcome, Error> {
         [reference::add_positions(x, ROWS, table, RowPositions::<HostTensor<u32>>::Start(1), 0.5)?]
     });
     judged(gpu, [&out], both).await
-}
-
-/// Checks what the products of one row compute too: the norm before them, the gate, the residual.
-pub(super) async fn few_rows(gpu: &Gpu) -> Result<Outcome, Error> {
-    const HIDDEN: usize = 28;
-    let bench = Bench::new(gpu);
-    let (x, scale) = (bench.noise(ROW, 1)?, bench.noise(ROW, 2)?);
-    let weights = |n| bench.noise([1, 1, HIDDEN, WIDTH], n);
-    let (up, gate, down) = (weights(3)?, weights(4)?, bench.noise([1, 1, WIDTH, HIDDEN], 5)?);
-    let [y, hidden] = [WIDTH, HIDDEN].map(|n| bench.zeros::<f32>([1, 1, 1, n]));
-    let (y, hidden) = (y?, hidden?);
-    let config = NormConfig::rms();
-    let eps = config.eps as f32;
-    let norm = RowNorm { weight: Some(scale.view()), bias: None, kind: NormKind::Rms, eps };
-    let products = [&up, &gate].map(|weight| LinearOp {
-        norm: Some(norm),
-        activation: Some(Activation::Silu),
-        ..LinearOp::new(x.view(), weight.view(), hidden.view())
-    });
-    let (options, device) = (&KernelOptions::new(), &gpu.pipelines().facts());
-    let Some(gated) = dispatch::gated(products, options, device) else {
-        // Without the family, other kernels compute all this.
-        return Ok(Ok(0.0));
-    };
-    let mut dispatches = vec![gated?];
-    let down_of =
-        LinearOp { residual: Some(x.view()), ..LinearOp::new(hidden.view(), down.view(), y.view()) };
-    dispatches.extend(dispatch::dispatches(&[down_of], options, device)?);
-    let bound = gpu.pipelines().bind("a feed-forward layer", &dispatches, &BindingCache::default())?;
-    let record = |encoder: &mut wgpu::CommandEncoder| {
-        bound.record(encoder);
-        Ok(())
-    };
-    bench.run("a feed-forward layer", record).await?;
-    let both = both!(|x, scale, up, gate, down| {
-        let rows = reference::norm(x, WIDTH, Some(scale), None, &config)?;
-        let [mut hidden, logits] = [
-            reference::project(&rows, up, None, WIDTH, HIDDEN)?,
-            reference::project(&rows, gate, None, WIDTH, HIDDEN)?,
-        ];
-        hidden.iter_mut().zip(logits).for_each(|(h, g)| *h *= reference::activate(g, Activation::Silu));
-        let mut y = reference::project(&hidden, down, None, HIDDEN, WIDTH)?;
-        y.iter_mut().zip(x).for_each(|(y, x)| *y += *x);
-        [y]
-    });
-    judged(gpu, [&y], both).await
 }
 
 /// Checks a product and a look-up in each format.

@@ -178,7 +178,7 @@ impl<'a> AttentionalForward<'a> {
         let shape = out.shape();
         let parts = [0, count(shape)].map(|at| in_scratch(products, DType::F32, shape, at));
         let [of_context, of_hidden] = columns(linear.weight, &context, &hidden);
-        let op = |x, w, bias, y| LinearOp { bias, ..LinearOp::new(x, w, y) };
+        let op = |x, w, bias, y| LinearOp { x, w, bias, y, narrow: false, activation: None };
         // The products are separate, because the inputs may be of different types.
         let mut dispatches =
             dispatch::dispatches(&[op(context, of_context, linear.bias, parts[0])], kernel_options, device)?;

@@ -247,5 +247,5 @@ impl GatedDeltaNet {
 }
 
 fn product<'a>(weight: &'a Tensor, x: TensorView<'a>, y: TensorView<'a>) -> LinearOp<'a> {
-    LinearOp::new(x, weight.view(), y)
+    LinearOp { x, w: weight.view(), bias: None, y, narrow: false, activation: None }
 }

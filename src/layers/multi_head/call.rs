@@ -1,7 +1,6 @@
 //! The parts of a call: weights, inputs, outputs, the mask.
 
 use crate::attention::dispatch::Extras;
-use crate::layers::input_norm::InputNorm;
 use crate::mask::{DeviceMask, Dropout};
 use crate::matmul::Linear;
 use crate::position::{Rotary, Rotation, RowPositions};
@@ -61,12 +60,6 @@ pub struct MultiHeadForward<'a> {
     pub(crate) weights: Option<TensorView<'a>>,
     pub(crate) dropout: Option<Dropout<TensorView<'a>>>,
     pub(crate) rotary: Option<Rotary<'a>>,
-    /// The norm that queries, keys and values are computed by, in a layer of a stack.
-    pub(crate) norm: Option<InputNorm<'a>>,
-    /// Added to the output: see [`MultiHeadAttention::out_adds_residual`].
-    ///
-    /// [`MultiHeadAttention::out_adds_residual`]: super::MultiHeadAttention::out_adds_residual
-    pub(crate) residual: Option<TensorView<'a>>,
     pub(super) keys: KeyPlace<'a>,
 }
 
@@ -126,8 +119,6 @@ impl<'a> MultiHeadForward<'a> {
             weights: None,
             dropout: None,
             rotary: None,
-            norm: None,
-            residual: None,
             keys: KeyPlace::Own,
         }
     }

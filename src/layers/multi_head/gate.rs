@@ -3,8 +3,7 @@
 use super::{MultiHeadAttention, MultiHeadForward, heads_of, joined_heads};
 use crate::device::DeviceFacts;
 use crate::kernel::{Dispatch, Dispatches, Scratch, ScratchSize, Slot, in_scratch};
-use crate::matmul::projection::OwnedLinear;
-use crate::matmul::projection::dispatch::{self, LinearOp};
+use crate::matmul::projection::{OwnedLinear, dispatch};
 use crate::matmul::{Activation, SideShape};
 use crate::rows::elementwise::dispatch::ElementwiseOp;
 use crate::tensor::{DType, Error, Layout, Shape, TensorView, count};
@@ -103,16 +102,6 @@ impl MultiHeadAttention {
         dispatch::dispatches(&[product], &self.kernel_options, device)
     }
 
-    /// True if the kernel of the output projection adds [`MultiHeadForward::residual`] to rows like
-    /// those of `x`.
-    pub(crate) fn out_adds_residual(&self, x: TensorView, device: &DeviceFacts) -> bool {
-        let [batch, _, length, _] = x.shape();
-        let heads = joined_heads(&self.config.shape(batch, length, length, 0));
-        // Any buffer serves: plans read layouts only.
-        let heads = in_scratch(x.buffer, self.config.dtype, heads, 0);
-        dispatch::adds_residual(&self.out.product(heads, x, false), &self.kernel_options, device)
-    }
-
     /// Computes the layer's output from the heads' outputs `context`: the gate, if there is one,
     /// and the output projection.
     pub(super) fn finish<'a>(
@@ -131,7 +120,7 @@ impl MultiHeadAttention {
             dispatches = self.gate_logits(&gate, call.query, logits, device)?;
             dispatches.push(gate.apply([logits, context, heads], device));
         }
-        let out = LinearOp { residual: call.residual, ..self.out.product(heads, call.out, false) };
+        let out = self.out.product(heads, call.out, false);
         dispatches.extend(dispatch::dispatches(&[out], &self.kernel_options, device)?);
         Ok(dispatches)
     }

@@ -22,8 +22,7 @@ use crate::kernel::{
     Dispatch, Dispatches, KernelOptions, Pipelines, Prepared, Recorder, Scratch, ScratchSize, Slot, View,
     in_scratch,
 };
-use crate::layers::input_norm;
-use crate::matmul::projection::{OwnedLinear, check_vector, check_weight};
+use crate::matmul::projection::{self, OwnedLinear, check_vector, check_weight};
 use crate::rows::norm::OwnedNorm;
 use crate::rows::norm::dispatch::NormOp;
 use crate::tensor::{
@@ -314,14 +313,7 @@ impl MultiHeadAttention {
         if !before {
             products.push(self.value.product(call.value, given(v), narrow));
         }
-        let mut dispatches = Dispatches::new();
-        let options = &self.kernel_options;
-        let mut norm = call.norm;
-        if self.gate(shape).is_some() {
-            // The gate reads the normalised rows too.
-            dispatches.extend(norm.take().map(|norm| norm.alone(call.query, options, device)));
-        }
-        dispatches.extend(input_norm::products(norm, &products, options, device)?);
+        let mut dispatches = projection::dispatch::dispatches(&products, &self.kernel_options, device)?;
         dispatches.extend(self.normed(0, unnormed[0].unwrap_or(q), q, device));
         if !before {
             dispatches.extend(self.normed(1, given(unnormed[1].unwrap_or(k)), given(k), device));

@@ -11,7 +11,7 @@ use super::hidden::Hidden;
 use super::memory::MemoryCall;
 use super::self_attention::check_no_cache;
 use super::shared_keys::KeysTurn;
-use super::workspace::{Neighbours, Workspace, backward_size, check_rows_of, forward_size};
+use super::workspace::{Workspace, backward_size, check_rows_of, forward_size};
 use super::{Layer, Stack};
 use crate::attention::dispatch;
 use crate::device::DeviceFacts;
@@ -388,10 +388,8 @@ impl<'t, 'a> Turn<'t, 'a> {
             }
             _ => {
                 dispatches.extend(match work.config.order {
-                    NormOrder::Post => {
-                        work.feed_forward(&self.layer.feed_forward, [x, out], Neighbours::default(), true)?
-                    }
-                    NormOrder::Pre => work.feed_hidden(&self.layer.feed_forward, x, None, true)?,
+                    NormOrder::Post => work.feed_forward(&self.layer.feed_forward, x, out, true)?,
+                    NormOrder::Pre => work.feed_hidden(&self.layer.feed_forward, x, true)?,
                 });
                 Again::FeedForward
             }

@@ -2,10 +2,9 @@
 
 use super::config::TransformerLayerConfig;
 use super::gradients::{WrittenGradients, without};
-use super::workspace::{Neighbours, Workspace, gate_gradient_offset, gate_offset};
+use super::workspace::{Workspace, gate_gradient_offset, gate_offset};
 use crate::device::DeviceFacts;
-use crate::kernel::{Dispatches, Slot, in_scratch};
-use crate::layers::input_norm::{self, InputNorm};
+use crate::kernel::{Dispatches, Slot};
 use crate::layers::multi_head::LinearGradients;
 use crate::matmul::Linear;
 use crate::matmul::projection::dispatch::{self, LinearOp};
@@ -130,12 +129,6 @@ impl FeedForward {
 }
 
 impl<'a> Workspace<'a> {
-    /// True if the kernel of the last product adds [`Neighbours::residual`], in any buffer.
-    pub fn feed_adds_residual(&self, layer: &FeedForward, x: TensorView) -> bool {
-        let hidden = in_scratch(x.buffer, x.dtype, self.rows.shape(self.config.hidden_features), 0);
-        dispatch::adds_residual(&layer.down.product(hidden, x, false), self.kernel_options, self.device)
-    }
-
     pub fn hidden(&self) -> Result<TensorView<'a>, Error> {
         self.tensor(Slot::Hidden, self.config.hidden_features)
     }
@@ -151,13 +144,12 @@ impl<'a> Workspace<'a> {
     pub fn feed_forward(
         &self,
         layer: &'a FeedForward,
-        [x, out]: [TensorView<'a>; 2],
-        neighbours: Neighbours<'a>,
+        x: TensorView<'a>,
+        out: TensorView<'a>,
         keeps: bool,
     ) -> Result<Dispatches<'a>, Error> {
-        let mut dispatches = self.feed_hidden(layer, x, neighbours.norm, keeps)?;
+        let mut dispatches = self.feed_hidden(layer, x, keeps)?;
         let down = layer.down.product(self.hidden()?, out, false);
-        let down = LinearOp { residual: neighbours.residual, ..down };
         dispatches.extend(dispatch::dispatches(&[down], self.kernel_options, self.device)?);
         Ok(dispatches)
     }
@@ -169,28 +161,19 @@ impl<'a> Workspace<'a> {
         &self,
         layer: &'a FeedForward,
         x: TensorView<'a>,
-        norm: Option<InputNorm<'a>>,
         keeps: bool,
     ) -> Result<Dispatches<'a>, Error> {
         let hidden = self.hidden()?;
-        let activation = Some(self.config.activation);
-        let product =
-            |layer: &'a OwnedLinear, y, activation| LinearOp { activation, ..layer.product(x, y, false) };
         let mut dispatches = Dispatches::new();
+        let activation = Some(self.config.activation);
         if layer.gate.is_none() && !keeps {
-            let up = product(&layer.up, hidden, activation);
-            dispatches.extend(input_norm::products(norm, &[up], self.kernel_options, self.device)?);
+            let up = LinearOp { activation, ..layer.up.product(x, hidden, false) };
+            dispatches.extend(dispatch::dispatches(&[up], self.kernel_options, self.device)?);
         } else {
-            if let Some(gate) = layer.gate.as_ref().filter(|_| !keeps) {
-                let both = [&layer.up, gate].map(|layer| product(layer, hidden, activation));
-                if let Some(gated) = input_norm::gated(norm, both, self.kernel_options, self.device) {
-                    return gated;
-                }
-            }
             let [up, gate] = self.products()?;
-            let mut products = vec![product(&layer.up, up, None)];
-            products.extend(layer.gate.as_ref().map(|layer| product(layer, gate, None)));
-            dispatches.extend(input_norm::products(norm, &products, self.kernel_options, self.device)?);
+            let mut products = vec![layer.up.product(x, up, false)];
+            products.extend(layer.gate.as_ref().map(|layer| layer.product(x, gate, false)));
+            dispatches.extend(dispatch::dispatches(&products, self.kernel_options, self.device)?);
             dispatches.push(self.activated(layer)?.forward(hidden, self.device));
         }
         Ok(dispatches)

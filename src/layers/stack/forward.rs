@@ -4,13 +4,12 @@ use super::call::StackForward;
 use super::config::NormOrder;
 use super::hidden::Hidden;
 use super::self_attention::{SelfAttention, check_cache};
-use super::workspace::{Neighbours, Rows, Workspace, check_rows_of, forward_size};
+use super::workspace::{Rows, Workspace, check_rows_of, forward_size};
 use super::{Layer, Stack};
 use crate::attention::dispatch;
 use crate::device::DeviceFacts;
 use crate::kernel::{Dispatches, Prepared, Scratch, ScratchSize, Slot};
-use crate::layers::input_norm::InputNorm;
-use crate::layers::multi_head::{MultiHeadAttention, MultiHeadForward, Plan as AttentionPlan};
+use crate::layers::multi_head::{MultiHeadAttention, Plan as AttentionPlan};
 use crate::rows::norm::OwnedNorm;
 use crate::tensor::{Access, Error, TensorView, check_aliasing, check_apart, expect, expect_shape};
 
@@ -161,7 +160,7 @@ impl<'a> Pass<'_, 'a> {
                     Some(hidden) => work.given(hidden, n),
                     None => work.features(Slot::Stream)?,
                 };
-                dispatches.extend(self.part(n, part, [x, branch], Neighbours::default())?);
+                dispatches.extend(self.part(n, part, [x, branch])?);
                 dispatches.push(work.norm(norm, x, Some(branch), to, None));
                 x = to;
             }
@@ -170,86 +169,57 @@ impl<'a> Pass<'_, 'a> {
         Ok(dispatches)
     }
 
-    /// Records `x = x + f(norm(x))` for each part f. Its products compute the norm and the sum, if
-    /// their kernels can. Otherwise the dispatch of the next norm computes the sum.
+    /// Records `x = x + f(norm(x))` for each part f. The dispatch of the next norm also computes
+    /// the sum.
     fn pre(&self) -> Result<Dispatches<'a>, Error> {
-        let Pass { stack: Stack { config, layers, final_norm, .. }, call, work, .. } = *self;
+        let Pass { stack: Stack { layers, final_norm, .. }, call, work, .. } = *self;
         let [branch, normed] = [work.features(Slot::Branch)?, work.features(Slot::Normed)?];
+        let middle = work.features(Slot::Middle)?;
+        // The next sum's tensor. The dispatch still reads `x`, the sum before it.
+        let next =
+            |x: TensorView| if x.buffer == middle.buffer { work.features(Slot::Stream) } else { Ok(middle) };
         let mut dispatches = Dispatches::new();
         let mut x = call.x;
-        // The output of a part that is not yet added to x.
-        let mut rest = None;
         for (n, layer) in layers.iter().enumerate() {
             for (part, norm) in layer.norms.iter().enumerate() {
-                let op = norm.op(config.norm, x, rest);
-                let sum = rest.map(|_| self.place_of_sum(n, part, x)).transpose()?;
-                x = sum.unwrap_or(x);
-                let adds = self.adds_residual(layer, part);
-                let next = if part + 1 < layer.norms.len() { (n, part + 1) } else { (n + 1, 0) };
-                let to = if adds { self.place_of_sum(next.0, next.1, x)? } else { branch };
-                let norm = Some(InputNorm { op, sum });
-                let neighbours = Neighbours { norm, residual: adds.then_some(x) };
-                dispatches.extend(self.part(n, part, [normed, to], neighbours)?);
-                (x, rest) = if adds { (to, None) } else { (x, Some(branch)) };
+                if n + part == 0 {
+                    dispatches.push(work.norm(norm, x, None, normed, None));
+                } else {
+                    let sum = match call.hidden {
+                        Some(hidden) if part == 0 => work.given(hidden, n - 1),
+                        _ => next(x)?,
+                    };
+                    dispatches.push(work.norm(norm, x, Some(branch), normed, Some(sum)));
+                    x = sum;
+                }
+                dispatches.extend(self.part(n, part, [normed, branch])?);
             }
         }
-        match (final_norm, rest) {
-            (Some(norm), _) => {
-                // The last sum may not be needed. With it, all these norms have one pipeline.
-                let sum = rest.map(|_| self.place_of_sum(layers.len(), 0, x)).transpose()?;
-                dispatches.push(work.norm(norm, x, rest, call.out, sum));
+        dispatches.push(match final_norm {
+            Some(norm) => {
+                // The last sum is not needed. With it, all these norms have one pipeline.
+                let last = match call.hidden {
+                    Some(hidden) => work.given(hidden, layers.len() - 1),
+                    None => next(x)?,
+                };
+                work.norm(norm, x, Some(branch), call.out, Some(last))
             }
-            (None, Some(rest)) => dispatches.push(work.sum(x, rest, call.out)),
-            (None, None) => {}
-        }
+            None => work.sum(x, branch, call.out),
+        });
         Ok(dispatches)
     }
 
-    /// Returns the place of the sum of `x` and the output of the part before this part of layer
-    /// `n`. The dispatch still reads `x`, the sum before it.
-    fn place_of_sum(&self, n: usize, part: usize, x: TensorView<'a>) -> Result<TensorView<'a>, Error> {
-        let Pass { stack: Stack { layers, final_norm, .. }, call, work, .. } = *self;
-        let middle = work.features(Slot::Middle)?;
-        Ok(match call.hidden {
-            _ if n == layers.len() && final_norm.is_none() => call.out,
-            Some(hidden) if part == 0 => work.given(hidden, n - 1),
-            _ if x.buffer == middle.buffer => work.features(Slot::Stream)?,
-            _ => middle,
-        })
-    }
-
-    /// True if the last product of a part adds the part's input.
-    fn adds_residual(&self, layer: &Layer, part: usize) -> bool {
-        let (x, work) = (self.call.x, self.work);
-        match (part, &layer.cross) {
-            (0, _) => layer.attention.out_adds_residual(x, work.device),
-            (1, Some(cross)) => cross.out_adds_residual(x, work.device),
-            _ => work.feed_adds_residual(&layer.feed_forward, x),
-        }
-    }
-
     /// Returns the dispatches of a part of layer `n`, from `x` into `out`.
-    fn part(
-        &self,
-        n: usize,
-        part: usize,
-        [x, out]: [TensorView<'a>; 2],
-        neighbours: Neighbours<'a>,
-    ) -> Result<Dispatches<'a>, Error> {
+    fn part(&self, n: usize, part: usize, [x, out]: [TensorView<'a>; 2]) -> Result<Dispatches<'a>, Error> {
         let Pass { stack, call, work, plan } = *self;
         let layer = &stack.layers[n];
-        let Neighbours { norm, residual } = neighbours;
-        let with = |mut call: MultiHeadForward<'a>| {
-            (call.norm, call.residual) = (norm, residual);
-            call
-        };
         match (part, layer.cross.as_ref().zip(call.memory.as_ref())) {
-            (0, _) => plan.attention.dispatches(stack, n, with(call.attention(n, [x, out])), work),
+            (0, _) => plan.attention.dispatches(stack, n, call.attention(n, [x, out]), work),
             (1, Some((cross, memory))) => {
-                let call = with(memory.attention(n, [x, out]));
+                let call = memory.attention(n, [x, out]);
                 cross.dispatches(&call, &plan.cross[n], work.scratch, work.device)
             }
-            _ => work.feed_forward(&layer.feed_forward, [x, out], neighbours, false),
+            _ => work.feed_forward(&layer.feed_forward, x, out, false),
         }
     }
 }

@@ -4,7 +4,6 @@ use super::config::TransformerLayerConfig;
 use crate::attention::check_dtype;
 use crate::device::DeviceFacts;
 use crate::kernel::{Dispatch, Dispatches, KernelOptions, Scratch, ScratchSize, Slot, in_scratch};
-use crate::layers::input_norm::InputNorm;
 use crate::layers::multi_head::config::MultiHeadConfig;
 use crate::matmul::projection::dispatch_backward::Gradient;
 use crate::rows::elementwise::dispatch::ElementwiseOp;
@@ -36,15 +35,6 @@ pub(crate) struct Workspace<'a> {
     pub device: &'a DeviceFacts,
     /// True if gradients that leave the stack are added to the values of their tensors.
     pub accumulates: bool,
-}
-
-/// Stages that the first and the last product of a part of a layer compute too.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Neighbours<'a> {
-    /// The norm of the part's input.
-    pub norm: Option<InputNorm<'a>>,
-    /// Added to the part's output.
-    pub residual: Option<TensorView<'a>>,
 }
 
 impl<'a> Workspace<'a> {

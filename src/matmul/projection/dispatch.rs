@@ -1,12 +1,11 @@
 //! Dispatches of projections: up to three products in one dispatch, if the device's bindings allow
 //! it.
 
-pub(crate) use super::kernels::project::NormKind;
 use super::kernels::project::{PARTS, ProjectCall, ProjectPart};
 use crate::device::DeviceFacts;
-use crate::kernel::{Dispatch, Dispatches, KernelOptions, Placed, Several, Width, vector};
+use crate::kernel::{Dispatch, Dispatches, KernelOptions, Placed, Several, Width};
 use crate::matmul::Activation;
-use crate::matmul::plan::{self, ProductOutline, Tiles};
+use crate::matmul::plan::{self, ProductOutline};
 use crate::tensor::{DType, Error, Layout, TensorView, Window};
 
 /// `y = x Wᵀ + b` over checked tensors.
@@ -23,29 +22,9 @@ pub(crate) struct LinearOp<'a> {
     pub narrow: bool,
     /// The activation that is applied to `x Wᵀ + b`. All products of a dispatch have the same one.
     pub activation: Option<Activation>,
-    /// The norm of x before the product: see [`computes_norm`]. All products of a call have the
-    /// same x and the same norm.
-    pub norm: Option<RowNorm<'a>>,
-    /// Added to the product, with the shape of y: see [`adds_residual`].
-    pub residual: Option<TensorView<'a>>,
 }
 
-/// A norm of one row x of a product, in its kernel.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct RowNorm<'a> {
-    /// `[1, 1, 1, features]`.
-    pub weight: Option<TensorView<'a>>,
-    pub bias: Option<TensorView<'a>>,
-    pub kind: NormKind,
-    pub eps: f32,
-}
-
-impl<'a> LinearOp<'a> {
-    /// A product without a bias.
-    pub fn new(x: TensorView<'a>, w: TensorView<'a>, y: TensorView<'a>) -> Self {
-        LinearOp { x, w, bias: None, y, narrow: false, activation: None, norm: None, residual: None }
-    }
-
+impl LinearOp<'_> {
     /// The view of x for each product: `[batch, heads or 1, length, features of one product]`.
     fn x_layout(&self) -> Layout {
         let mut layout = self.x.layout;
@@ -55,12 +34,6 @@ impl<'a> LinearOp<'a> {
             layout.strides[1] = layout.shape[3] * layout.strides[3];
         }
         layout
-    }
-
-    /// The tensors of the norm, and the residual.
-    fn neighbours(&self) -> impl Iterator<Item = TensorView<'a>> {
-        let of_norm = self.norm.map_or([None; 2], |norm| [norm.weight, norm.bias]);
-        of_norm.into_iter().chain([self.residual]).flatten()
     }
 
     /// True if the rows of all sequences have one common stride, so that they form one matrix.
@@ -132,66 +105,6 @@ pub(crate) fn dispatches<'a>(
     Ok(dispatches)
 }
 
-/// True if the kernel of a product adds its residual. Plans do not depend on the place of a tensor,
-/// so the tensors of `product` may be in any buffer.
-pub(crate) fn adds_residual(
-    product: &LinearOp,
-    kernel_options: &KernelOptions,
-    device: &DeviceFacts,
-) -> bool {
-    few_rows(&[*product], false, kernel_options, device).is_some()
-}
-
-/// True if one kernel computes the products and their norm. Each workgroup computes the statistics
-/// of the rows again, which is fast only for one row.
-pub(crate) fn computes_norm(
-    products: &[LinearOp],
-    kernel_options: &KernelOptions,
-    device: &DeviceFacts,
-) -> bool {
-    is_one(products, false, kernel_options, device)
-}
-
-/// The dispatch of `f(gate) · up`, with the activation f of `up`, and of their norm, if one kernel
-/// computes it. Both products have the same x and y.
-pub(crate) fn gated<'a>(
-    up_and_gate: [LinearOp<'a>; 2],
-    kernel_options: &KernelOptions,
-    device: &DeviceFacts,
-) -> Option<Result<Dispatch<'a>, Error>> {
-    let products = &up_and_gate;
-    let bound = || Bound::new(products, device);
-    is_one(products, true, kernel_options, device)
-        .then(|| dispatch(products, true, bound(), kernel_options, device))
-}
-
-/// True if the products, with the same x, fit in one dispatch of the kernel for few rows.
-fn is_one(products: &[LinearOp], gated: bool, kernel_options: &KernelOptions, device: &DeviceFacts) -> bool {
-    let norms = products.iter().filter_map(|product| product.norm);
-    let mut vectors = norms.flat_map(|norm| [norm.weight, norm.bias]).flatten();
-    // The norm's vectors load at the width of x.
-    let in_fours = outline(products, gated, kernel_options).in_fours;
-    let loads = !in_fours || vectors.all(|t| t.layout.in_fours(3));
-    let fits = products.len() <= PARTS && Bound::new(products, device).fits(device);
-    let wide = products.iter().all(|product| !product.narrow);
-    let most = if products.iter().any(|product| product.norm.is_some()) { 1 } else { u32::MAX };
-    let rows = few_rows(products, gated, kernel_options, device);
-    wide && loads && fits && rows.is_some_and(|rows| rows <= most)
-}
-
-/// The rows of a workgroup, if the plan of these products is the kernel for few rows.
-fn few_rows(
-    products: &[LinearOp],
-    gated: bool,
-    kernel_options: &KernelOptions,
-    device: &DeviceFacts,
-) -> Option<u32> {
-    match plan::choose_product(&outline(products, gated, kernel_options), device) {
-        Ok(Tiles::Few { rows, .. }) => Some(rows),
-        _ => None,
-    }
-}
-
 /// Puts up to [`PARTS`] products into one dispatch if possible. Otherwise the first product gets a
 /// separate dispatch.
 fn together<'a>(
@@ -209,7 +122,7 @@ fn together<'a>(
         split.extend(together(rest, kernel_options, device)?);
         return Ok(split);
     }
-    Ok(vec![dispatch(products, false, bound, kernel_options, device)?])
+    Ok(vec![dispatch(products, bound, kernel_options, device)?])
 }
 
 /// The buffers of all parts of a dispatch.
@@ -218,8 +131,6 @@ struct Bound<'a> {
     ws: SharedWindows<'a>,
     biases: Option<SharedWindows<'a>>,
     ys: SharedWindows<'a>,
-    /// The number of the other tensors.
-    others: usize,
 }
 
 impl<'a> Bound<'a> {
@@ -230,21 +141,19 @@ impl<'a> Bound<'a> {
         let biases = products.iter().find_map(|p| p.bias);
         let biases = biases.map_or(Vec::new(), |some| of(&|p| p.bias.unwrap_or(some)));
         let (xs, ws, ys) = (of(&|p| p.x), of(&|p| p.w), of(&|p| p.y));
-        let others: Vec<_> = products.iter().flat_map(LinearOp::neighbours).collect();
         // Bindings of a buffer that the dispatch reads and writes must be apart.
         let is_read =
-            |y: &TensorView| [&xs, &ws, &biases, &others].into_iter().flatten().any(|t| t.buffer == y.buffer);
+            |y: &TensorView| [&xs, &ws, &biases].into_iter().flatten().any(|t| t.buffer == y.buffer);
         let is_shared = ys.iter().any(is_read);
-        let bind = |views: &[TensorView<'a>], others: [&[TensorView<'a>]; 4]| {
+        let bind = |views: &[TensorView<'a>], others: [&[TensorView<'a>]; 3]| {
             let others = others.into_iter().flatten().filter(|_| is_shared);
             bind(views, &others.map(|view| view.window(device)).collect::<Vec<_>>(), device)
         };
         Bound {
-            xs: bind(&xs, [&ws, &biases, &ys, &others]),
-            ws: bind(&ws, [&xs, &biases, &ys, &others]),
-            biases: (!biases.is_empty()).then(|| bind(&biases, [&xs, &ws, &ys, &others])),
-            ys: bind(&ys, [&xs, &ws, &biases, &others]),
-            others: products.first().map_or(0, |first| first.neighbours().count()),
+            xs: bind(&xs, [&ws, &biases, &ys]),
+            ws: bind(&ws, [&xs, &biases, &ys]),
+            biases: (!biases.is_empty()).then(|| bind(&biases, [&xs, &ws, &ys])),
+            ys: bind(&ys, [&xs, &ws, &biases]),
         }
     }
 
@@ -252,7 +161,7 @@ impl<'a> Bound<'a> {
     fn fits(&self, device: &DeviceFacts) -> bool {
         let count = |b: &SharedWindows| b.windows.len();
         let biases = self.biases.as_ref().map_or(0, count);
-        let bindings = count(&self.xs) + count(&self.ws) + biases + count(&self.ys) + self.others;
+        let bindings = count(&self.xs) + count(&self.ws) + biases + count(&self.ys);
         bindings <= device.max_storage_buffers as usize && count(&self.ys) == 1
     }
 
@@ -320,11 +229,9 @@ impl Together {
     }
 }
 
-/// Puts `products` into one dispatch. If it is `gated`, the second product is the gate of the
-/// first.
+/// Puts `products` into one dispatch.
 fn dispatch<'a>(
     products: &[LinearOp<'a>],
-    gated: bool,
     bound: Bound<'a>,
     kernel_options: &KernelOptions,
     device: &DeviceFacts,
@@ -336,41 +243,39 @@ fn dispatch<'a>(
         parts[n] = bound.part(n, product, together.rows(product));
     }
     let Together { batches, z_heads, .. } = together;
-    let outline = outline(products, gated, kernel_options);
-    let weights = first.norm.map_or([None; 2], |norm| [norm.weight, norm.bias]);
-    let [[w, w_step], [b, b_step]] = weights.map(|t| vector(t, device));
+    let product = together.shape(products);
+    let outline = outline(products, product, kernel_options);
     let tiles = plan::choose_product(&outline, device)?;
     let call = ProjectCall {
         x: bound.xs.bound(),
         w: bound.ws.bound(),
         bias: bound.biases.map_or(Several::of([], DType::F32), |biases| biases.bound()),
-        residual: first.residual,
-        norm_weight: weights[0],
-        norm_bias: weights[1],
         y: Placed { window: bound.ys.windows[0], dtype: bound.ys.dtype },
         parts,
         batches: batches as u32,
         narrow: first.narrow.into(),
         z_heads: z_heads as u32,
-        affine: [w, w_step, b, b_step],
-        features: first.x.shape()[3] as u32,
-        eps: first.norm.map_or(0.0, |norm| norm.eps),
         tiles,
         width: Width::of(outline.in_fours),
         w_along_columns: outline.w_along_columns,
         // Four output columns that are stored as a vec4 belong to one head.
         store: Width::of(products.iter().all(|p| p.y.layout.in_fours(3))),
         activation: first.activation,
-        norm: first.norm.map(|norm| norm.kind),
-        gated,
     };
-    Ok(call.dispatch(plan::grid(tiles, outline.shape), device))
+    Ok(call.dispatch(plan::grid(tiles, product), device))
 }
 
-/// The properties of `products` in one dispatch, for the plan. If it is `gated`, the workgroups of
-/// the first product compute both.
-pub(crate) fn outline(products: &[LinearOp], gated: bool, kernel_options: &KernelOptions) -> ProductOutline {
-    let product = Together::of(products).shape(if gated { &products[..1] } else { products });
+/// The properties of `products` in one dispatch, for the plan.
+pub(crate) fn outline_of(products: &[LinearOp], kernel_options: &KernelOptions) -> ProductOutline {
+    outline(products, Together::of(products).shape(products), kernel_options)
+}
+
+/// The properties of `products`, for the plan. `product` is their common shape.
+fn outline(
+    products: &[LinearOp],
+    product: plan::MatmulShape,
+    kernel_options: &KernelOptions,
+) -> ProductOutline {
     let x_fours = products.iter().all(|p| p.x_layout().in_fours(3));
     let w_fours = |axis| products.iter().all(|p| p.w.layout.in_fours(axis));
     let w_along_columns = !w_fours(3) && w_fours(2);

@@ -45,7 +45,7 @@ impl OwnedLinear {
 
     pub fn product<'a>(&'a self, x: TensorView<'a>, y: TensorView<'a>, narrow: bool) -> LinearOp<'a> {
         let bias = self.bias.as_ref().map(Tensor::view);
-        LinearOp { bias, narrow, ..LinearOp::new(x, self.weight.view(), y) }
+        LinearOp { x, w: self.weight.view(), bias, y, narrow, activation: None }
     }
 }
 
@@ -131,7 +131,7 @@ impl Projection {
     /// The properties of products that are computed together, for the plan. They are not checked.
     pub(crate) fn outline(&self, products: &[ProjectionForward]) -> ProductOutline {
         let products: Vec<_> = products.iter().map(ProjectionForward::op).collect();
-        dispatch::outline(&products, false, &self.kernel_options)
+        dispatch::outline_of(&products, &self.kernel_options)
     }
 
     /// Checks the products, then compiles and binds their kernels. [`Prepared::record`] can then
@@ -197,7 +197,7 @@ impl<'a> ProjectionForward<'a> {
 
     fn op(&self) -> LinearOp<'a> {
         let Self { x, linear, out, narrow, activation } = *self;
-        LinearOp { bias: linear.bias, narrow, activation, ..LinearOp::new(x, linear.weight, out) }
+        LinearOp { x, w: linear.weight, bias: linear.bias, y: out, narrow, activation }
     }
 
     fn check(&self, tensors: &mut CallTensors<'a, '_>) -> Result<(), Error> {

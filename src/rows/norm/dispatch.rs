@@ -7,11 +7,11 @@ use super::kernels::norm_sums::{self, COLUMNS, STATISTICS, STRIPS};
 use super::kernels::{norm, norm_backward};
 use crate::device::DeviceFacts;
 use crate::kernel::{
-    Dispatch, Dispatches, KernelOptions, Scratch, ScratchSize, Slot, Source, Width, in_scratch, vector,
+    Dispatch, Dispatches, KernelOptions, Scratch, ScratchSize, Slot, Source, Width, in_scratch,
 };
 use crate::matmul::projection::dispatch_backward::{Gradient, column_sums};
 use crate::rows::plan::{self, Rows};
-use crate::tensor::{DType, Error, TensorView, count, same_view};
+use crate::tensor::{DType, Error, Layout, TensorView, count, same_view};
 
 /// The tensors that a norm reads.
 #[derive(Clone, Copy, Debug)]
@@ -40,7 +40,7 @@ impl<'a> NormInputs<'a> {
 }
 
 /// A norm of checked tensors.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub(crate) struct NormOp<'a> {
     pub config: NormConfig,
     pub inputs: NormInputs<'a>,
@@ -63,6 +63,14 @@ pub(crate) struct NormGradients<'a> {
 const MOST_GROUPS: usize = 65535;
 /// Workgroups that fill a device.
 const FULL: usize = 256;
+
+/// First element and stride of a vector.
+fn vector(t: Option<TensorView>, device: &DeviceFacts) -> [u32; 2] {
+    t.map_or([0; 2], |t| {
+        let Layout { offset, strides, .. } = t.window(device).layout;
+        [offset as u32, strides[3] as u32]
+    })
+}
 
 /// Distributes the rows. Returns the kernel's variant, the number of workgroups, and the distance
 /// between an invocation's rows.

@@ -113,11 +113,8 @@ impl Zeros {
     }
 
     fn cache(&self, layers: usize, layout: CacheLayout) -> Cache {
-        self.made(self.cache_config(layers).batch(2).layout(layout))
-    }
-
-    fn cache_config(&self, layers: usize) -> CacheConfig {
-        CacheConfig::new(HEADS, FEATURES / HEADS, 1024).layers(layers)
+        let config = CacheConfig::new(HEADS, FEATURES / HEADS, 1024).layers(layers).batch(2).layout(layout);
+        self.made(config)
     }
 
     fn made(&self, config: CacheConfig) -> Cache {
@@ -368,18 +365,16 @@ fn of_caches(z: &Zeros, rows: &mut Rows) {
     };
     rows.push(("`Cache::compact` of L layers", of_layers(compact)));
     let rope = Rope::new(z.pipelines.device(), RopeConfig::new(FEATURES / HEADS)).expect("a rope");
-    for (name, [batch, length], gated) in [
-        ("prompt of a stack of L layers, with a cache", [2, 64], false),
-        ("one token of that stack", [2, 1], false),
-        ("prompt of a stack like Llama's, with a cache", [2, 64], true),
-        ("one token of each of two to eight sequences in it", [2, 1], true),
-        ("one token of one sequence in it", [1, 1], true),
+    for (name, length, gated) in [
+        ("prompt of a stack of L layers, with a cache", 64, false),
+        ("one token of that stack", 1, false),
+        ("prompt of a stack like Llama's, with a cache", 64, true),
+        ("one token of it", 1, true),
     ] {
         let steps = |layers| {
             let stack = if gated { z.gated(layers) } else { z.encoder(layers) };
-            let mut cache = z.made(z.cache_config(layers).batch(batch));
-            let shape = [batch, 1, length, FEATURES];
-            let [x, out] = [z.read(shape), z.written(0, shape)];
+            let mut cache = z.cache(layers, CacheLayout::Contiguous);
+            let [x, out] = [z.read([2, 1, length, FEATURES]), z.written(0, [2, 1, length, FEATURES])];
             z.in_pass(|pass| cache.advance(pass, Tokens::All(length)));
             let at = RowPositions::Tensor(cache.starts());
             let call = EncoderForward::new(x, out).mask(Mask::causal()).cache(&cache).rotary(&rope, at);

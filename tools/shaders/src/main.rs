@@ -9,7 +9,6 @@ mod cpp;
 mod dxc;
 mod fxc;
 mod gpus;
-mod known;
 mod mad_share;
 mod meaning;
 mod mesa;
@@ -22,6 +21,7 @@ mod tile;
 mod tint;
 mod translate;
 mod verdict;
+mod verdict_cache;
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::error::Error;
@@ -30,10 +30,10 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant, SystemTime};
 
 use gpus::{Covering, Driver, GPUS, Gpu};
-use known::Known;
 use support::wgsl;
 use translate::Translated;
 use verdict::{Compiler, Verdict};
+use verdict_cache::VerdictCache;
 use wgpu_attention::inspect::{KernelText, kernels};
 
 /// The repository's folder.
@@ -301,8 +301,6 @@ struct Tools {
     fxc: Option<String>,
     /// The programs that run a command with a driver.
     mesa: Vec<(Driver, PathBuf)>,
-    /// The file with the verdicts of earlier runs.
-    known: PathBuf,
 }
 
 impl Tools {
@@ -320,7 +318,6 @@ impl Tools {
             dxc: path("SHADERS_DXC"),
             fxc: std::env::var("SHADERS_FXC").ok(),
             mesa: mesa.collect(),
-            known: path("SHADERS_KNOWN").unwrap_or("target/shaders-known.jsonl".into()),
         }
     }
 }
@@ -414,8 +411,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let tasks = tasks(&rows, &tools, &options);
     println!("which compiler gets which: {:.0} s", start.elapsed().as_secs_f64());
     let start = Instant::now();
-    let known = Known::open(&tools.known, &root())?;
-    let (said, times) = run(jobs(&rows, &translated, &tasks, &modules, &known));
+    let cache = VerdictCache::open(&out.join("verdicts.jsonl"), &root())?;
+    let (said, times) = run(jobs(&rows, &translated, &tasks, &modules, &cache));
     said.into_iter().for_each(|(n, compiler, verdict)| _ = rows[n].verdicts.insert(compiler, verdict));
     println!("the others: {:.0} s, of which, all cores together,", start.elapsed().as_secs_f64());
     for (compiler, time) in times {
@@ -523,7 +520,7 @@ struct Task {
 
 impl Task {
     /// Returns the key of the verdict on a row.
-    fn key(&self, n: usize, row: &Row, known: &Known) -> u64 {
+    fn key(&self, n: usize, row: &Row, cache: &VerdictCache) -> u64 {
         let compiler = self.compiler.to_string();
         let (command, asked) = match &self.tool {
             Tool::Tint(path) | Tool::Dxc(path) => (path.display().to_string(), String::new()),
@@ -536,7 +533,7 @@ impl Task {
         };
         let kernel = &row.kernel;
         let bound = format!("{} {}", kernel.bindings.len(), kernel.binds_mods);
-        known.key(&[&compiler, &command, &kernel.wgsl, &bound, &asked])
+        cache.key(&[&compiler, &command, &kernel.wgsl, &bound, &asked])
     }
 }
 
@@ -693,7 +690,7 @@ fn jobs<'a>(
     translated: &'a [Translated],
     tasks: &'a [Task],
     modules: &'a Path,
-    known: &'a Known,
+    cache: &'a VerdictCache,
 ) -> VecDeque<Job<'a>> {
     let mut jobs: VecDeque<Job> = VecDeque::new();
     for task in tasks {
@@ -706,7 +703,7 @@ fn jobs<'a>(
         };
         let (mut asked, mut earlier) = (Vec::new(), Said::new());
         for n in (0..rows.len()).filter(|n| task.taken[*n] && has_input(*n)) {
-            match known.get(task.key(n, &rows[n], known)) {
+            match cache.get(task.key(n, &rows[n], cache)) {
                 Some(verdict) => earlier.push((n, compiler, verdict.clone())),
                 None => asked.push(n),
             }
@@ -729,7 +726,7 @@ fn jobs<'a>(
             let and_stored = move || {
                 let mut said = job();
                 for (n, _, verdict) in &mut said {
-                    if let Err(error) = known.store(task.key(*n, &rows[*n], known), verdict) {
+                    if let Err(error) = cache.store(task.key(*n, &rows[*n], cache), verdict) {
                         *verdict = Verdict::Rejected(format!("the verdict could not be stored: {error}"));
                     }
                 }

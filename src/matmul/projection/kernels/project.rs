@@ -46,9 +46,6 @@ kernel! {
         x: Several Read F32 width,
         w: Several Read F32 width,
         bias: Several Read F32 one,
-        residual: Opt Read F32 one view,
-        norm_weight: Opt Read F32 width,
-        norm_bias: Opt Read F32 width,
         y: Placed Write F32 store,
     }
     numbers {
@@ -58,11 +55,6 @@ kernel! {
         narrow: u32,
         /// Products per batch entry: the largest number of heads if narrow, else 1.
         z_heads: u32,
-        /// First elements and strides of the norm's weight and bias.
-        affine: [u32; 4],
-        /// Features of the normalised rows, and what is added to their variance.
-        features: u32,
-        eps: f32,
     }
     variant {
         tiles: Tiles,
@@ -74,18 +66,7 @@ kernel! {
         store: Width,
         /// The activation after the product and its bias.
         activation: Option<Activation>,
-        /// The norm of one row before the product. The second part may be a gate of the first. Only
-        /// few rows have these and the residual.
-        norm: Option<NormKind>,
-        gated: bool,
     }
-}
-
-/// The norm of rows before a product.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum NormKind {
-    Layer,
-    Rms,
 }
 
 impl Variant for Project {
@@ -112,25 +93,10 @@ impl Variant for Project {
         }
         let [a, b] = elements;
         let aliases = format!("alias A_ELEMENT = {a};\nalias B_ELEMENT = {b};\n");
-        let mut parts = vec![shader!("matmul/projection/project"), aliases.as_str()];
-        parts.extend(activation_parts(self.activation));
-        let Tiles::Few { fours, lanes, .. } = self.tiles else {
-            return product.around(declared, &parts);
-        };
-        let declared = declared.u32("SIDES", 1 + u32::from(self.gated));
-        let Some(norm) = self.norm else {
-            parts.push(shader!("matmul/projection/plain_rows"));
-            return product.around(declared, &parts);
-        };
-        let workgroup = fours * lanes;
-        parts.extend([
-            shader!("matmul/projection/normalised_row"),
-            shader!("rows/norm/statistics"),
-            shader!("rows/norm/row_per_workgroup"),
-        ]);
-        let declared = declared.u32("ROW_LANES", workgroup).bool("CENTRED", norm == NormKind::Layer);
-        // Two sums of each invocation.
-        product.around_with(declared, &parts, 8 * workgroup)
+        let parts =
+            [&[shader!("matmul/projection/project"), aliases.as_str()], activation_parts(self.activation)]
+                .concat();
+        product.around(declared, &parts)
     }
 
     fn families(&self) -> Families {
@@ -158,11 +124,6 @@ impl Variant for Project {
                         w_along_columns,
                         store: width,
                         activation: None,
-                        residual: None,
-                        norm_weight: None,
-                        norm_bias: None,
-                        norm: None,
-                        gated: false,
                     })
                 })
             })
@@ -193,34 +154,9 @@ impl Variant for Project {
                         w_along_columns: false,
                         store: width,
                         activation: Some(activation),
-                        residual: None,
-                        norm_weight: None,
-                        norm_bias: None,
-                        norm: None,
-                        gated: false,
                     })
                 })
             });
-        // The products of a layer: of queries, keys and values; with the residual; of gate and up.
-        // One row may be normalised.
-        let neighbours = product::FEW.into_iter().flat_map(move |(tiles, along)| {
-            FLOATS.into_iter().flat_map(move |d| {
-                let plain = of(tiles, [d, d, f32, d])
-                    .filter(move |kernel| kernel.w_along_columns == along && kernel.w.count > kernel.x.count);
-                plain.flat_map(move |kernel| {
-                    let kernel = Project { bias: one, ..kernel };
-                    let of_layer = Project { norm: Some(NormKind::Layer), ..kernel };
-                    let scaled = Project { norm_weight: Some(d), norm_bias: Some(d), ..of_layer };
-                    let of_rms = Project { norm: Some(NormKind::Rms), norm_weight: Some(d), ..kernel };
-                    let gate = Project { gated: true, activation: Some(Activation::Silu), ..of_rms };
-                    let bare = Project { norm: None, norm_weight: None, ..gate };
-                    let added = Project { residual: Some(d), ..kernel };
-                    let all = [of_layer, scaled, of_rms, gate, bare, added];
-                    let one_row = matches!(tiles, Tiles::Few { rows: 1, .. });
-                    all.into_iter().filter(move |kernel| one_row || kernel.norm.is_none())
-                })
-            })
-        });
-        plain.chain(few).chain(matrix).chain(rounded).chain(bf16).chain(activated).chain(neighbours)
+        plain.chain(few).chain(matrix).chain(rounded).chain(bf16).chain(activated)
     }
 }

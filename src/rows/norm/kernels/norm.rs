@@ -19,6 +19,11 @@ pub(super) fn gated(declared: Declared, gating: Option<Gating>) -> Declared {
     declared.bool("GATE_FIRST", gating.is_some_and(|gating| gating.first))
 }
 
+/// The text of a gate's activation.
+pub(super) fn gate_parts(gating: Option<Gating>) -> &'static [&'static str] {
+    activation_parts(gating.map(|gating| gating.activation))
+}
+
 /// The gates with which tests check every kernel, each with the type of its tensor.
 pub(super) fn gates(dtype: DType) -> impl Iterator<Item = (DType, Gating)> {
     let of = move |activation, first| (dtype, Gating { activation, first });
@@ -68,17 +73,6 @@ pub(crate) fn combine(rows: Rows) -> (&'static str, u32) {
     }
 }
 
-/// The text of a gate's activation.
-pub(super) fn gate_parts(gating: Option<Gating>) -> &'static [&'static str] {
-    activation_parts(gating.map(|gating| gating.activation))
-}
-
-/// The texts of a pass of a norm.
-pub(super) fn parts(pass: &'static str, combine: &'static str, gating: Option<Gating>) -> Vec<&'static str> {
-    let shared = [shader!("tensor/view"), shader!("rows/norm/input"), shader!("rows/norm/statistics")];
-    [shared.as_slice(), &[pass, combine], gate_parts(gating)].concat()
-}
-
 /// The distributions of rows with which tests check every kernel.
 pub(crate) const ROWS: [Rows; 4] = [
     Rows { workgroup: 8, lanes: 1 },
@@ -98,7 +92,9 @@ impl Variant for Norm {
     fn describe(&self) -> Kernel {
         let Rows { workgroup, lanes } = self.shares;
         let (combine, workgroup_memory) = combine(self.shares);
-        let parts = parts(shader!("rows/norm/norm"), combine, self.gating);
+        let parts =
+            [shader!("tensor/view"), shader!("rows/norm/statistics"), shader!("rows/norm/norm"), combine];
+        let parts = [&parts, gate_parts(self.gating)].concat();
         gated(self.declare(), self.gating)
             .instead_of("x", X_IS_OUT)
             .u32("WORKGROUP", workgroup)

@@ -1,6 +1,6 @@
 //! The host side of `norm_backward.wgsl`.
 
-use super::norm::{Gating, ROWS, combine, gated, gates, parts};
+use super::norm::{Gating, ROWS, combine, gate_parts, gated, gates};
 use crate::device::{Families, Family};
 use crate::kernel::{FLOATS, Kernel, Variant, WIDTHS, Width, kernel, shader};
 use crate::rows::plan::Rows;
@@ -53,7 +53,13 @@ impl Variant for NormBackward {
     fn describe(&self) -> Kernel {
         let Rows { workgroup, lanes } = self.shares;
         let (combine, workgroup_memory) = combine(self.shares);
-        let parts = parts(shader!("rows/norm/norm_backward"), combine, self.gating);
+        let parts = [
+            shader!("tensor/view"),
+            shader!("rows/norm/statistics"),
+            shader!("rows/norm/norm_backward"),
+            combine,
+        ];
+        let parts = [&parts, gate_parts(self.gating)].concat();
         gated(self.declare(), self.gating)
             .u32("WORKGROUP", workgroup)
             .u32("ROW_LANES", lanes)

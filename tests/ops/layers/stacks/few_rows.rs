@@ -1,5 +1,4 @@
-//! Stacks of few rows on GPUs. Their products compute the norms before them, the sums after them
-//! and the gates of feed-forward layers.
+//! Stacks of few rows on GPUs, whose products have a separate kernel.
 
 use wgpu_attention::DType;
 use wgpu_attention::layers::NormOrder;
@@ -20,11 +19,8 @@ fn stack(n: u64, norm: NormConfig) -> Stack {
     let rotary = head_dim.is_multiple_of(2).then(|| RotaryData::in_order(head_dim));
     // The gate of a gated layer has no bias.
     let biased = stack.biased || n.is_multiple_of(2);
-    // Only a product of one row computes the norm.
-    let batch = if n.is_multiple_of(2) { 1 } else { stack.batch };
     let transposed = n % 4 == 1 || n % 4 == 2;
-    let stack =
-        Stack { batch, length: 7, order: NormOrder::Pre, norm, rules, rotary, biased, transposed, ..stack };
+    let stack = Stack { length: 7, order: NormOrder::Pre, norm, rules, rotary, biased, transposed, ..stack };
     Stack::random(&mut Rng::new(n ^ 0xfe37), 1 + n as usize % 3, n.is_multiple_of(2), stack)
 }
 

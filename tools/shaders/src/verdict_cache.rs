@@ -16,19 +16,28 @@ use crate::verdict::Verdict;
 
 type Error = Box<dyn std::error::Error>;
 
-/// The sources that only select variants, or print.
-const WITHOUT_VERDICTS: [&str; 8] =
-    ["call.rs", "compiled.rs", "cover.rs", "known.rs", "main.rs", "model.rs", "permitted.rs", "table.rs"];
+/// Files that only select variants, print, or judge verdicts.
+const WITHOUT_VERDICTS: [&str; 9] = [
+    "call.rs",
+    "compiled.rs",
+    "cover.rs",
+    "main.rs",
+    "model.rs",
+    "permitted.rs",
+    "permitted.txt",
+    "table.rs",
+    "verdict_cache.rs",
+];
 
-/// The known verdicts, by their keys.
-pub struct Known {
+/// The stored verdicts, by their keys.
+pub struct VerdictCache {
     verdicts: HashMap<u64, Verdict>,
     /// The file that they are appended to, a line of JSON each.
     file: Mutex<File>,
     stamp: u64,
 }
 
-impl Known {
+impl VerdictCache {
     /// Reads the verdicts in the file at `path`, which need not exist. `root` is the repository.
     pub fn open(path: &Path, root: &Path) -> Result<Self, Error> {
         let file = OpenOptions::new().create(true).read(true).append(true).open(path)?;
@@ -39,7 +48,7 @@ impl Known {
                 verdicts.insert(key, verdict);
             }
         }
-        Ok(Known { verdicts, file: Mutex::new(file), stamp: stamp(root)? })
+        Ok(VerdictCache { verdicts, file: Mutex::new(file), stamp: stamp(root)? })
     }
 
     /// Returns the key of a question: the texts that determine the verdict.
@@ -68,13 +77,12 @@ impl Known {
 fn stamp(root: &Path) -> Result<u64, Error> {
     let here = root.join("tools/shaders");
     // The scripts name the versions of what they fetch.
-    let mut paths =
-        ["Cargo.lock", "scripts/dawn", "scripts/gpu", "scripts/shaders"].map(|path| root.join(path)).to_vec();
+    let mut paths = ["Cargo.lock", "scripts/dawn", "scripts/shaders"].map(|path| root.join(path)).to_vec();
     for folder in ["src", "metal", ""] {
         for entry in std::fs::read_dir(here.join(folder))? {
             let entry = entry?;
             let name = entry.file_name();
-            let counts = !WITHOUT_VERDICTS.iter().any(|other| name == *other) && name != "permitted.txt";
+            let counts = !WITHOUT_VERDICTS.iter().any(|other| name == *other);
             if counts && entry.file_type()?.is_file() {
                 paths.push(entry.path());
             }
@@ -93,18 +101,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn accepted_verdicts_are_known_to_the_next_run() {
-        let path = std::env::temp_dir().join(format!("known-{}.jsonl", std::process::id()));
-        let known = Known::open(&path, &crate::root()).unwrap();
-        let [a, b, c] = [["a", "b"], ["ab", ""], ["a", "c"]].map(|texts| known.key(&texts));
+    fn next_run_has_accepted_verdicts() {
+        let path = std::env::temp_dir().join(format!("verdicts-{}.jsonl", std::process::id()));
+        let cache = VerdictCache::open(&path, &crate::root()).unwrap();
+        let [a, b, c] = [["a", "b"], ["ab", ""], ["a", "c"]].map(|texts| cache.key(&texts));
         assert!(a != b && a != c);
-        known.store(a, &Verdict::UniformLoads(3)).unwrap();
-        known.store(b, &Verdict::Rejected("why".into())).unwrap();
-        assert_eq!(known.get(a), None);
+        cache.store(a, &Verdict::UniformLoads(3)).unwrap();
+        cache.store(b, &Verdict::Rejected("why".into())).unwrap();
+        assert_eq!(cache.get(a), None);
         std::fs::write(&path, std::fs::read_to_string(&path).unwrap() + "[12, {\"Comp").unwrap();
-        let known = Known::open(&path, &crate::root()).unwrap();
-        assert_eq!(known.get(a), Some(&Verdict::UniformLoads(3)));
-        assert_eq!(known.get(b), None);
+        let cache = VerdictCache::open(&path, &crate::root()).unwrap();
+        assert_eq!(cache.get(a), Some(&Verdict::UniformLoads(3)));
+        assert_eq!(cache.get(b), None);
         std::fs::remove_file(&path).unwrap();
     }
 }
