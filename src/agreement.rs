@@ -94,7 +94,6 @@ fn meant() -> BTreeMap<(&'static str, &'static str), Option<u32>> {
         ("mask/classify", "BIASED"),
         ("attention/decode/cpu", "SMALL"),
         ("attention/decode/reduce_subgroup", "REDUCE_SIZE"),
-        ("attention/fused/gpu", "LANES_X"),
         ("attention/fused_backward", "SEARCH"),
         ("attention/fused_backward/cpu", "CHAINS"),
         ("attention/fused_backward/tiles", "LOOK"),

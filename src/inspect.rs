@@ -149,14 +149,16 @@ pub fn with_fragments(device: &wgpu::Device, side: u32, subgroup: Option<u32>) -
 }
 
 /// Returns pipelines that plan for a GPU with about `count` 32-bit registers an invocation. `count`
-/// is 64 (Arm), 128 (Apple, Qualcomm, unknown vendors) or 255.
+/// is 64 (Arm), 128 (Apple, Qualcomm, unknown vendors), 255 (NVIDIA) or 256. With 256 (AMD) the GPU
+/// also has scalar registers.
 pub fn with_registers(device: &wgpu::Device, count: u32) -> Pipelines {
     let registers = match count {
         0..96 => Registers::Narrow,
         96..192 => Registers::Middle,
         192.. => Registers::Wide,
     };
-    Pipelines::with_facts(device, DeviceFacts { registers, ..DeviceFacts::of(device) })
+    let scalar_registers = count > 255;
+    Pipelines::with_facts(device, DeviceFacts { registers, scalar_registers, ..DeviceFacts::of(device) })
 }
 
 /// Returns pipelines that plan for a software driver with vectors of `count` lanes (4, 8 or 16).

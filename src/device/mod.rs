@@ -87,6 +87,8 @@ pub(crate) struct DeviceFacts {
     pub max_invocations: u32,
     pub workgroup_memory: u32,
     pub registers: Registers,
+    /// True if a subgroup also has registers for numbers that its invocations share.
+    pub scalar_registers: bool,
     /// Invocations that a software driver computes at once, one per lane of a vector: 4, 8 or 16.
     pub lanes: u32,
     /// True if the software driver loads once per lane, even if all lanes load the same element.
@@ -115,6 +117,7 @@ impl DeviceFacts {
         max_invocations: 256,
         workgroup_memory: 16384,
         registers: Registers::Middle,
+        scalar_registers: false,
         lanes: 8,
         gathers: false,
         subgroup_min: 0,
@@ -140,6 +143,7 @@ impl DeviceFacts {
                 .min(limits.max_compute_workgroup_size_x),
             workgroup_memory: limits.max_compute_workgroup_storage_size,
             registers: Registers::of(&info),
+            scalar_registers: registers::are_scalar(&info),
             lanes: lanes_of(&info),
             gathers: gathers(&info),
             subgroup_min: if subgroups { info.subgroup_min_size } else { 0 },

@@ -11,13 +11,16 @@ pub(crate) enum Registers {
     Wide,
 }
 
+/// AMD's PCI vendor.
+const AMD: u32 = 0x1002;
+
 /// Registers by PCI vendor, as `AdapterInfo` gives it. Vendors that are not listed are
 /// [`Registers::Middle`], for example in browsers.
 const REGISTERS: &[(u32, Registers)] = &[
     // NVIDIA: 255 registers an invocation.
     (0x10de, Registers::Wide),
-    // AMD: 256 vector registers, for both GCN and RDNA.
-    (0x1002, Registers::Wide),
+    // 256 vector registers, for both GCN and RDNA.
+    (AMD, Registers::Wide),
     // Apple: 256 registers of 16 bits.
     (0x106b, Registers::Middle),
     // Qualcomm: at most 48 vec4 registers; 32 if an Adreno 660 holds four waves.
@@ -47,4 +50,11 @@ impl Registers {
             _ => listed.map_or(Registers::Middle, |(_, registers)| *registers),
         }
     }
+}
+
+/// True if a subgroup has registers for numbers that its invocations share, about a hundred on
+/// AMD's GPUs. Addresses and loop counters then take none of an invocation's registers. NVIDIA's
+/// uniform registers are not counted: drivers use few of them.
+pub fn are_scalar(info: &wgpu::AdapterInfo) -> bool {
+    info.vendor == AMD && info.device_type != wgpu::DeviceType::Cpu
 }

@@ -17,7 +17,7 @@ pub fn believing(profile: &Profile, width: u32) -> &'static Profile {
 
 /// Returns `profile` with plans for a GPU that has about `count` registers per invocation.
 pub fn with_registers(profile: &Profile, count: u32) -> &'static Profile {
-    Box::leak(Box::new(planned_for("few registers", profile, inspect::with_registers, count)))
+    Box::leak(Box::new(planned_for("other registers", profile, inspect::with_registers, count)))
 }
 
 /// Makes the pipelines of a device, with a plan for a given count of one resource.
@@ -34,12 +34,13 @@ pub fn full() -> &'static Profile {
     lent(0, || pollster::block_on(Profile::full(&adapter())))
 }
 
-/// Like [`full`], with plans for another device. The name chooses a GPU, a GPU of 64 or 128
+/// Like [`full`], with plans for another device. The name chooses a GPU, a GPU with a number of
 /// registers, or a driver of 4 or 16 lanes.
 pub fn planned_by_name(name: &str) -> Option<&'static Profile> {
     let (kind, name, plan, count): (_, _, Plan, _) = match name {
         "64 registers" => (4, "64 registers", inspect::with_registers, 64),
         "128 registers" => (5, "128 registers", inspect::with_registers, 128),
+        "256 registers" => (9, "256 registers", inspect::with_registers, 256),
         "4 lanes" => (6, "4 lanes", inspect::with_lanes, 4),
         "16 lanes" => (7, "16 lanes", inspect::with_lanes, 16),
         "a GPU" => (8, "a GPU", |device, _| inspect::as_gpu(device, None), 0),
@@ -79,7 +80,7 @@ pub fn matrices() -> impl Iterator<Item = &'static Profile> {
 /// Devices that no test uses at the moment, by kind.
 static IDLE: [Mutex<Vec<&Profile>>; KINDS] = [const { Mutex::new(Vec::new()) }; KINDS];
 
-const KINDS: usize = 9;
+const KINDS: usize = 10;
 
 /// A device for the life of a test's thread, with the kernels that earlier tests have compiled. A
 /// test that counts kernels clears them first, or makes a separate device. Tests that run in

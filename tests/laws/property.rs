@@ -403,7 +403,8 @@ impl Draw {
         // A separate generator, so that the other draws stay the same.
         let few = &mut Rng::new(seed ^ 0x4e6);
         if profile.name == "full" && few.chance(0.3) {
-            profile = planned_by_name(few.pick(&["64 registers", "128 registers"])).expect("there is one");
+            profile = planned_by_name(few.pick(&["64 registers", "128 registers", "256 registers"]))
+                .expect("there is one");
         } else if profile.name == "full" && few.chance(0.3) {
             profile = planned_by_name(few.pick(&["4 lanes", "16 lanes"])).expect("there is one");
         }

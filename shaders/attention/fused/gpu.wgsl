@@ -1,8 +1,9 @@
 // The loop of fused.wgsl for GPUs: a workgroup takes ROWS packed rows and walks the keys KEYS at a
-// time. Its invocations form a grid of 16 × LANES_Y. Each holds LANE_ROWS × LANE_KEYS scores and
-// LANE_ROWS × SLICE / 16 sums of the output, always of the same rows.
+// time. Its invocations form a grid of LANES_X × LANES_Y. Each holds LANE_ROWS × LANE_KEYS scores
+// and LANE_ROWS × SLICE / LANES_X sums of the output, always of the same rows.
 //
 // Constants: ROWS, KEYS, WORKGROUP
+//            LANES_X  invocations that share a row: 8 or 16
 //            CHUNK    channels of q and k per staging
 //            SLICE    channels of v held
 //            V_KEYS   rows of v per staging
@@ -17,9 +18,9 @@
 // Lower bound in workgroup memory, per invocation and channel or key:
 //
 //   q · kᵀ   LANE_ROWS · LANE_KEYS multiply-adds against (LANE_ROWS + LANE_KEYS) / 4 vector loads:
-//            32 against 3 for 8 × 4
-//   p · v    LANE_ROWS · SLICE / 16 against (LANE_ROWS + SLICE / 16) / 4: for 8 rows 32 against 3
-//            with a slice of 64, 64 against 4 with a slice of 128
+//            32 against 3 for 8 × 4, 64 against 4 for 8 × 8
+//   p · v    LANE_ROWS · SLICE / LANES_X against (LANE_ROWS + SLICE / LANES_X) / 4: for 8 rows 32
+//            against 3 with 4 channels of an invocation, 64 against 4 with 8
 //
 // Lower bound in global memory, elements per multiply-add: 1 / ROWS + 1 / KEYS in q · kᵀ, 1 / ROWS
 // in p · v. The kernel stages q again for every tile of keys, but only the first time from outside
@@ -42,14 +43,13 @@
 // rotates the vectors through the array's first element.
 //
 // Needs: p.fixed_split, p.head_dim, p.mask, p.q, p.scale, p.value_dim; AHEAD, CHUNK, HAS_BLOCKS,
-// HAS_DROPOUT, KEYS, LOG2_E, LOWEST, PER_PAIR_MASK, P_KEYS, RESCALE_THRESHOLD, ROWS, SLICE, UNIT,
-// V_KEYS, WORKGROUP; Query, Source, WorkTile; all_finite, apply_dropout, are_nan, component,
-// finish_checked, head_query_of, is_finite, k_source, key_row, keys_of_rows, load_k, load_q,
-// mask_mod, next_tile, query_of, repaired, rescale_of, row_keys, row_state, score_mod, store_row,
-// v_four, v_source, view_at, work_tile, zero_past.
+// HAS_DROPOUT, KEYS, LANES_X, LOG2_E, LOWEST, PER_PAIR_MASK, P_KEYS, RESCALE_THRESHOLD, ROWS,
+// SLICE, UNIT, V_KEYS, WORKGROUP; Query, Source, WorkTile; all_finite, apply_dropout, are_nan,
+// component, finish_checked, head_query_of, is_finite, k_source, key_row, keys_of_rows, load_k,
+// load_q, mask_mod, next_tile, query_of, repaired, rescale_of, row_keys, row_state, score_mod,
+// store_row, v_four, v_source, view_at, work_tile, zero_past.
 // Gives: main.
 
-const LANES_X: u32 = 16u;
 const LANES_Y: u32 = WORKGROUP / LANES_X;
 const LANE_ROWS: u32 = ROWS / LANES_Y;
 const LANE_KEYS: u32 = KEYS / LANES_X;
@@ -134,7 +134,8 @@ struct Lane {
 
 // 32 neighbours compute 4 × 8 blocks, so that they load as few different data as possible.
 fn lane_of(n: u32) -> Lane {
-    return Lane(n, n % 8u + n / 32u % 2u * 8u, n / 8u % 4u + n / 64u * 4u);
+    let block = n / 32u;
+    return Lane(n, n % 8u + block % (LANES_X / 8u) * 8u, n / 8u % 4u + block / (LANES_X / 8u) * 4u);
 }
 
 // The first vector of an invocation's rows.

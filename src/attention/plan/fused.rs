@@ -19,8 +19,8 @@ use crate::tensor::{DType, Error, Shape};
 pub(crate) enum FusedTiles {
     /// For GPUs with `registers`. A workgroup of `workgroup` invocations computes `rows` packed
     /// rows and `slice` channels of out. A tile has `keys` keys; `v_keys` rows of v are staged at a
-    /// time.
-    Gpu { rows: u32, workgroup: u32, slice: u32, keys: u32, v_keys: u32, registers: Registers },
+    /// time. `lanes` invocations share a row.
+    Gpu { rows: u32, workgroup: u32, lanes: u32, slice: u32, keys: u32, v_keys: u32, registers: Registers },
     /// For software drivers. A workgroup of `lanes` computes `rows` packed rows in blocks of `keys`
     /// keys. All data of a row is in variables.
     Cpu { lanes: u32, rows: u32, keys: u32, head_vectors: u32, value_vectors: u32 },
@@ -61,10 +61,11 @@ impl FusedTiles {
 
     /// Returns every kind of tiles.
     pub fn all() -> Vec<FusedTiles> {
-        let named = [SMALL_64, SMALL_128, SMALL_256, LARGE_64, LARGE_128, CPU, CPU_16, DECODE_CPU];
+        let named = [SMALL_64, SMALL_128, SMALL_256, CPU, CPU_16, DECODE_CPU];
+        let square = [SQUARE_64, SQUARE_128, LARGE_64, LARGE_128];
         let middle = MIDDLE_16.into_iter().chain(MIDDLE_32).chain(MIDDLE_64);
         let narrow = [NARROW_16, NARROW_32];
-        SHORT_16.into_iter().chain(SHORT_32).chain(named).chain(middle).chain(narrow).collect()
+        SHORT_16.into_iter().chain(SHORT_32).chain(named).chain(square).chain(middle).chain(narrow).collect()
     }
 
     /// Returns decode tiles of every kind to check, with keys of `storages` in a cache or with
@@ -148,7 +149,7 @@ impl FusedTiles {
     pub fn split_step(self) -> u32 {
         match self {
             FusedTiles::DecodeGpu(decode) => decode.keys().max(64),
-            FusedTiles::AdditiveGpu { keys, .. } => keys.max(64),
+            FusedTiles::Gpu { keys, .. } | FusedTiles::AdditiveGpu { keys, .. } => keys.max(64),
             _ => 64,
         }
     }
@@ -193,8 +194,8 @@ impl FusedTiles {
 
     /// Bytes of workgroup memory, as the shader declares it.
     pub fn workgroup_memory(self) -> u32 {
-        let (rows, slice, keys, v_keys) = match self {
-            FusedTiles::Gpu { rows, slice, keys, v_keys, .. } => (rows, slice, keys, v_keys),
+        let (rows, lanes, slice, keys, v_keys) = match self {
+            FusedTiles::Gpu { rows, lanes, slice, keys, v_keys, .. } => (rows, lanes, slice, keys, v_keys),
             FusedTiles::Cpu { .. } => return 0,
             FusedTiles::DecodeGpu(decode) => return decode.memory(),
             FusedTiles::DecodeCpu(decode) => return decode.memory(),
@@ -211,7 +212,7 @@ impl FusedTiles {
         // In vectors: q and k, each fourth row shifted by one, or weights and v, or maxima by lane.
         let qk = (rows + keys) * chunk / 4 + (rows + keys) / 4;
         let pv = p_keys * rows / 4 + p_keys / 4 + v_keys * slice / 4;
-        let parts = 16 * (rows / 4 + 1);
+        let parts = lanes * (rows / 4 + 1);
         let tile = qk.max(pv).max(parts);
         // Three vectors per four rows, two pairs per row, eight partial intervals and the total.
         16 * (tile + 3 * rows / 4 + rows + 9)
@@ -221,17 +222,32 @@ impl FusedTiles {
 /// For [`Registers::Wide`]: each invocation has 8 × 4 scores and as many rows of sums, and loads
 /// ahead.
 const fn wide(rows: u32, workgroup: u32, slice: u32, v_keys: u32) -> FusedTiles {
-    FusedTiles::Gpu { rows, workgroup, slice, keys: 64, v_keys, registers: Registers::Wide }
+    FusedTiles::Gpu { rows, workgroup, lanes: 16, slice, keys: 64, v_keys, registers: Registers::Wide }
+}
+
+/// Also for [`Registers::Wide`]: each invocation has 8 × 8 scores and 8 × 8 sums, and loads ahead.
+/// A multiply-add reads a byte of workgroup memory in them, and 1.25 or 1.5 bytes in other tiles.
+const fn square(rows: u32, slice: u32) -> FusedTiles {
+    let (workgroup, lanes, v_keys) = if slice == 64 { (rows, 8, 16) } else { (2 * rows, 16, 8) };
+    FusedTiles::Gpu { rows, workgroup, lanes, slice, keys: slice, v_keys, registers: Registers::Wide }
 }
 
 /// For [`Registers::Middle`]: half as many scores and sums, without loading ahead.
 const fn middle(rows: u32, workgroup: u32, slice: u32, v_keys: u32) -> FusedTiles {
-    FusedTiles::Gpu { rows, workgroup, slice, keys: 64, v_keys, registers: Registers::Middle }
+    FusedTiles::Gpu { rows, workgroup, lanes: 16, slice, keys: 64, v_keys, registers: Registers::Middle }
 }
 
 /// For [`Registers::Narrow`]: a quarter of the scores, half as many keys, without loading ahead.
 const fn narrow(rows: u32, workgroup: u32) -> FusedTiles {
-    FusedTiles::Gpu { rows, workgroup, slice: 64, keys: 32, v_keys: 8, registers: Registers::Narrow }
+    FusedTiles::Gpu {
+        rows,
+        workgroup,
+        lanes: 16,
+        slice: 64,
+        keys: 32,
+        v_keys: 8,
+        registers: Registers::Narrow,
+    }
 }
 
 /// 64 packed rows, within the WebGPU default limits.
@@ -239,11 +255,16 @@ const SMALL_64: FusedTiles = wide(64, 128, 64, 16);
 const SMALL_128: FusedTiles = wide(64, 128, 128, 8);
 /// Twice the invocations, so that the sums of 256 channels fit in registers.
 const SMALL_256: FusedTiles = wide(64, 256, 256, 4);
+/// For devices with scalar registers: as many rows, half the invocations. The model of
+/// benches/PREDICTIONS.md gives them 0.78 and 0.84 of RDNA 3's rate of arithmetic, with 64 and 128
+/// channels. It gives the tiles above 0.59 and 0.72. No GPU has run square tiles.
+const SQUARE_64: FusedTiles = square(64, 64);
+const SQUARE_128: FusedTiles = square(64, 128);
 /// 128 packed rows in 24 KiB. They need half as many loads of keys and values from global memory
-/// per multiply-add. No rule chooses them: on an H200 (580.159) they take 1.12 and 1.03 times as
-/// long as 64 rows. `Pipelines::tune` can choose them.
-const LARGE_64: FusedTiles = wide(128, 256, 64, 16);
-const LARGE_128: FusedTiles = wide(128, 256, 128, 8);
+/// per multiply-add. No rule chooses them; `Pipelines::tune` can. An H200 (580.159) ran 128 rows
+/// with 8 × 4 scores of an invocation. They took 1.12 and 1.03 times as long as 64 rows.
+const LARGE_64: FusedTiles = square(128, 64);
+const LARGE_128: FusedTiles = square(128, 128);
 /// For few queries: more workgroups, and less computation past the last row. Slices are as wide as
 /// registers allow, because every slice scores all keys again.
 const SHORT_32: [FusedTiles; 2] = [wide(32, 64, 64, 8), wide(32, 64, 128, 8)];
@@ -429,7 +450,9 @@ fn invariant_tiles(
     if device.lacks(Family::FusedGpu) {
         return Err(Error::Disabled { family: Family::FusedGpu });
     }
-    Ok(fused_gpu(rows, shape.value_dim, &Pick::default(), device))
+    // Square tiles have other keys, and their lanes another order of sums.
+    let device = DeviceFacts { scalar_registers: false, ..device.clone() };
+    Ok(fused_gpu(rows, shape.value_dim, &Pick::default(), &device))
 }
 
 /// The number of splits of [`FIXED_SPLIT`] keys.
@@ -539,9 +562,11 @@ fn fused_gpu(rows: usize, value_dim: usize, pick: &Pick, device: &DeviceFacts) -
     if let Some(short) = short {
         return short;
     }
-    match value_dim {
-        0..=64 => SMALL_64,
-        65..=128 => SMALL_128,
+    match (value_dim, device.scalar_registers) {
+        (0..=64, true) => SQUARE_64,
+        (65..=128, true) => SQUARE_128,
+        (0..=64, false) => SMALL_64,
+        (65..=128, false) => SMALL_128,
         _ => SMALL_256,
     }
 }
@@ -632,11 +657,12 @@ mod tests {
     #[test]
     fn workgroup_tiles_fit_the_device_and_fill_it() {
         let wide = DeviceFacts { registers: Registers::Wide, ..DEVICE };
+        let scalar = DeviceFacts { scalar_registers: true, ..wide.clone() };
         let large = DeviceFacts { workgroup_memory: 32768, ..wide.clone() };
         let of = |rows, value_dim, device| fused_gpu(rows, value_dim, &Pick::default(), device);
         for value_dim in [1, 64, 65, 128, 129, 512] {
             for rows in [1, 16, 17, 32, 33, 4096] {
-                for device in [&DEVICE, &wide] {
+                for device in [&DEVICE, &wide, &scalar] {
                     let tiles = of(rows, value_dim, device);
                     assert!(tiles.workgroup_memory() <= DEVICE.workgroup_memory, "{tiles:?}");
                 }
@@ -652,6 +678,10 @@ mod tests {
         assert_eq!(of(5, 64, &large), SHORT_16[0]);
         assert_eq!(of(16, 512, &large), SHORT_16[2]);
         assert_eq!(of(20, 65, &large), SHORT_32[1]);
+        assert_eq!([64, 128].map(|value_dim| of(4096, value_dim, &scalar)), [SQUARE_64, SQUARE_128]);
+        assert_eq!((of(32, 64, &scalar), of(4096, 200, &scalar)), (SHORT_32[0], SMALL_256));
+        let pick = Pick { rows: 128, ..Pick::default() };
+        assert_eq!(fused_gpu(4096, 64, &pick, &DeviceFacts { scalar_registers: true, ..large }), LARGE_64);
         assert!(SMALL_256.workgroup_memory() <= 16384 && LARGE_128.workgroup_memory() <= 32768);
     }
 

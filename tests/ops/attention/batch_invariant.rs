@@ -201,7 +201,7 @@ fn rows_have_same_bits_in_steps_and_batches() {
             assert_eq!(differ, 0, "rows of {rules:?} in {config:?}");
         }
     }
-    for count in [64, 128] {
+    for count in [64, 128, 256] {
         let differ = rows_that_differ(&with_registers(full(), count).gpu, ON, CAUSAL, storages()[0]);
         assert_eq!(differ, 0, "rows with {count} registers");
     }

@@ -252,13 +252,13 @@ fn tiles_without_a_key_are_zero() {
     }
 }
 
-/// Tiles for 128 and for 64 registers, which prefetch nothing. The cases have every number of rows
-/// and every slice, with every step of the kernel.
+/// Tiles for 64 and for 128 registers, which prefetch nothing, and for 256. The cases have every
+/// number of rows and every slice, with every step of the kernel.
 #[test]
-fn few_registers() {
+fn other_registers() {
     crate::harness::in_turn!();
-    let mut report = Report::new("fused, few registers");
-    for count in [128, 64] {
+    let mut report = Report::new("fused, other registers");
+    for count in [256, 128, 64] {
         let setup = Setup { profile: with_registers(full(), count), ..setup(Target::Gpu) };
         for (n, (q_len, value_dim)) in
             [(1, 64), (5, 64), (16, 100), (20, 64), (32, 130), (70, 40), (130, 128)].into_iter().enumerate()
@@ -283,8 +283,15 @@ fn few_registers() {
             }
         }
         let kernels = wgpu_attention::inspect::compiled(setup.profile.gpu.pipelines());
-        let word = if count == 64 { "registers=Narrow" } else { "registers=Middle" };
-        assert!(kernels.iter().any(|name| name.contains(word)), "{kernels:?}");
+        let words: &[&str] = match count {
+            64 => &["registers=Narrow"],
+            128 => &["registers=Middle"],
+            // 8 × 8 scores of an invocation.
+            _ => &["lanes=8 slice=64 keys=64", "lanes=16 slice=128 keys=128"],
+        };
+        for word in words {
+            assert!(kernels.iter().any(|name| name.contains(word)), "{word}: {kernels:?}");
+        }
     }
     report.finish();
 }

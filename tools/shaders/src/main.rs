@@ -127,6 +127,10 @@ impl Row {
             return false;
         }
         let registers = gpu.driver.registers();
+        // Square tiles need scalar registers.
+        if self.scores_of_row() == Some(8) && gpu.driver != Driver::Radv {
+            return false;
+        }
         if ["fused_gpu", "decode_gpu"].contains(&self.form.as_str()) {
             return registers.iter().any(|word| self.axes().contains(word));
         }
@@ -188,7 +192,13 @@ impl Row {
             self.number("sub_rows").zip(self.number("subgroups")).map(|(rows, count)| rows * count);
         let large = self.number("rows").filter(|rows| *rows >= 64).or(subgroups)?;
         let is_exact = self.form != "fused_matrix" || self.axes().contains(&"exact");
-        is_exact.then_some(format!("{large} × {}", self.channels()?))
+        let square = if self.scores_of_row() == Some(8) { ", square" } else { "" };
+        is_exact.then_some(format!("{large} × {}{square}", self.channels()?))
+    }
+
+    /// Returns the scores of an invocation in a row, of the fused tiles that say how many share it.
+    fn scores_of_row(&self) -> Option<u64> {
+        Some(self.number("keys")? / self.number("lanes").filter(|_| self.form == "fused_gpu")?)
     }
 
     /// Returns the work of a tile of keys, for the plainest variants of the fused forms. Queries
@@ -209,6 +219,8 @@ impl Row {
             return Some(tile::Facts {
                 scores,
                 sums,
+                scores_turn: scores,
+                sums_turn: sums,
                 matrix,
                 each: pairs / width,
                 parts: 1,
@@ -218,12 +230,22 @@ impl Row {
         if self.form != "fused_gpu" {
             return None;
         }
-        // As in the shader: 16 neighbouring invocations share the keys. They store 32 keys at a
-        // time, with 8 invocations.
-        let (rows, slice) = (self.number("rows")? * 16 / self.number("workgroup")?, self.number("slice")?);
+        // As in the shader: `lanes` neighbouring invocations share the keys, and a chunk has 16
+        // channels. Weights are stored 32 keys at a time, by 8 lanes.
+        let (lanes, slice) = (self.number("lanes")?, self.number("slice")?);
+        let rows = self.number("rows")? * lanes / self.number("workgroup")?;
         let keys = self.number("keys")?;
-        let (scores, sums) = (rows * (keys / 16) * slice, rows * (slice / 16) * keys);
-        Some(tile::Facts { scores, sums, matrix, each: rows * keys / 16, parts: keys / 32, same_part: 32 })
+        let (each, sums) = (rows * keys / lanes, rows * slice / lanes);
+        Some(tile::Facts {
+            scores: each * slice,
+            sums: sums * keys,
+            scores_turn: each * 16,
+            sums_turn: sums * self.number("v_keys")?,
+            matrix,
+            each,
+            parts: keys / 32,
+            same_part: if keys / lanes == 8 { 64 } else { 32 },
+        })
     }
 }
 

@@ -4,7 +4,8 @@
 //! The blocks on that path are found without running anything. Blocks with many multiply-adds, or
 //! matrix instructions, are the products. The smallest loop that contains all products is the loop
 //! over tiles. Two inner loops have products: first the loop over channels (q · kᵀ), last the loop
-//! over keys (p · v). Each runs as many turns as the tile's multiply-adds need. The path takes the
+//! over keys (p · v). Each runs as many turns as the tile's multiply-adds need. If a compiler keeps
+//! the loop over what one staging brings, it is a third level of loops. The path takes the
 //! shortest way through all other blocks that meets all products. Compilers place the work of rare
 //! tiles (edges, new maxima, −∞ and NaN) off this way. Loops without products are passed once, or
 //! not at all if possible.
@@ -31,6 +32,9 @@ pub struct Facts {
     /// subgroup.
     pub scores: u64,
     pub sums: u64,
+    /// Multiply-adds of one turn: of a staged chunk of channels, and of staged rows of v.
+    pub scores_turn: u64,
+    pub sums_turn: u64,
     /// True if matrix instructions multiply.
     pub matrix: bool,
     /// Scores of an invocation.
@@ -106,32 +110,44 @@ pub fn count(blocks: &[Block], facts: &Facts, subgroup: u64) -> Option<Tile> {
     let smallest = |l: &&usize| graph.loops[**l].body.len();
     let all: Vec<usize> = (0..graph.loops.len()).filter(|l| holds(&graph.loops[*l])).collect();
     let outer = *all.iter().min_by_key(smallest)?;
-    // The loops with products in the outer loop, in execution order.
-    let mut found: Vec<usize> = (0..graph.loops.len())
+    // The loops with products in the outer loop.
+    let inside: Vec<usize> = (0..graph.loops.len())
         .filter(|l| *l != outer && graph.is_in(*l, outer))
         .filter(|l| inner.iter().any(|n| graph.loops[*l].body.contains(n)))
         .collect();
-    if let [first, second] = found[..]
+    let within = |l: usize| inside.iter().copied().filter(|i| graph.is_in(*i, l)).collect::<Vec<_>>();
+    // The largest of them, in execution order, each with the loops in it.
+    let largest = inside.iter().filter(|l| inside.iter().all(|around| !graph.is_in(**l, *around)));
+    let mut found: Vec<(usize, Vec<usize>)> = largest.map(|l| (*l, within(*l))).collect();
+    if let [(first, _), (second, _)] = found[..]
         && !graph.leads(first, second, outer)
     {
         found.reverse();
     }
+    let (scores, sums) = ((facts.scores, facts.scores_turn), (facts.sums, facts.sums_turn));
     let wholes = match (found.len(), facts.matrix) {
         (0, _) => vec![],
-        (1, true) => vec![facts.sums],
-        (2, _) => vec![facts.scores, facts.sums],
+        (1, true) => vec![sums],
+        (2, _) => vec![scores, sums],
         _ => return None,
     };
-    for (l, whole) in found.iter().zip(wholes) {
-        let lap = graph.lap(*l, None)?.work;
-        if lap == 0 || whole % lap != 0 {
-            return None;
+    for ((around, within), (whole, turn)) in found.iter().zip(wholes) {
+        let loops = match within[..] {
+            [] => vec![(*around, whole)],
+            [within] => vec![(within, turn), (*around, whole)],
+            _ => return None,
+        };
+        for (l, work) in loops {
+            let lap = graph.lap(l, None)?.work;
+            if lap == 0 || work % lap != 0 {
+                return None;
+            }
+            graph.turns.insert(l, work / lap);
         }
-        graph.turns.insert(*l, whole / lap);
     }
     let mut way = graph.lap(outer, Some(facts.each)).filter(|way| way.work == facts.scores + facts.sums)?;
     // The stores of weights: once, or once a part for a subgroup with invocations of all parts.
-    if let Some(last) = found.last() {
+    if let Some((last, _)) = found.last() {
         let times = if subgroup > facts.same_part { facts.parts } else { 1 };
         let beside = graph.loops[*last].body.iter().filter(|n| graph.is_beside(**n, *last));
         let staging = beside.filter(|n| staged(&blocks[**n]) > 0);
@@ -270,7 +286,16 @@ mod tests {
     use crate::assembly::blocks;
     use crate::gpus::Driver;
 
-    const FACTS: Facts = Facts { scores: 64, sums: 128, matrix: false, each: 1, parts: 2, same_part: 32 };
+    const FACTS: Facts = Facts {
+        scores: 64,
+        sums: 128,
+        scores_turn: 32,
+        sums_turn: 32,
+        matrix: false,
+        each: 1,
+        parts: 2,
+        same_part: 32,
+    };
 
     /// A loop over tiles with an edge, two products and stores of weights, as RADV's text.
     fn text(edge: usize) -> String {

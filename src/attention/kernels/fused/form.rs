@@ -13,12 +13,13 @@ pub(super) struct Form {
 impl Form {
     pub fn of(tiles: &FusedTiles) -> Self {
         match *tiles {
-            FusedTiles::Gpu { rows, workgroup, slice, keys, v_keys, registers } => Form {
+            FusedTiles::Gpu { rows, workgroup, lanes, slice, keys, v_keys, registers } => Form {
                 constants: vec![
                     Constant::U32("ROWS", rows),
                     Constant::U32("KEYS", keys),
                     Constant::U32("CHUNK", FusedTiles::CHUNK),
                     Constant::U32("WORKGROUP", workgroup),
+                    Constant::U32("LANES_X", lanes),
                     Constant::U32("SLICE", slice),
                     Constant::U32("V_KEYS", v_keys),
                     Constant::U32("P_KEYS", FusedTiles::P_KEYS),
