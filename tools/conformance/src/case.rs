@@ -1,0 +1,183 @@
+//! A case of another project's suite: inputs, attributes, expected outputs.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use safetensors::{Dtype, SafeTensors};
+use serde_json::Value;
+use wgpu_attention::reference::compare::{EPSILON_BF16, EPSILON_F16, EPSILON_F32, Tolerance, max_error};
+
+use crate::tensor::Tensor;
+
+pub struct Case {
+    pub name: String,
+    /// The version of the package that has the case.
+    pub version: String,
+    pub operator: String,
+    attributes: Value,
+    pub inputs: BTreeMap<String, Tensor>,
+    pub outputs: Vec<Output>,
+    rtol: f64,
+    atol: f64,
+}
+
+/// An output that the suite expects.
+pub struct Output {
+    pub name: String,
+    pub expected: Tensor,
+    /// What the suite's own implementation computes in f64, if it can.
+    in_f64: Option<Vec<f64>>,
+}
+
+/// The error of a result, as a share of two tolerances.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Errors {
+    /// The suite's tolerance, from the expected output.
+    pub of_suite: f64,
+    /// This project's tolerance, from the output in f64: twice the error of the expected output, and
+    /// a small floor.
+    pub of_project: f64,
+    /// The error of the expected output itself, from the output in f64, by the suite's tolerance.
+    pub of_expected: f64,
+}
+
+impl Case {
+    pub fn read(path: &Path) -> Result<Self, String> {
+        let bytes = std::fs::read(path).map_err(|e| e.to_string())?;
+        let tensors = SafeTensors::deserialize(&bytes).map_err(|e| e.to_string())?;
+        let (_, head) = SafeTensors::read_metadata(&bytes).map_err(|e| e.to_string())?;
+        let meta = head.metadata().clone().unwrap_or_default();
+        let text = |key: &str| meta.get(key).cloned().ok_or_else(|| format!("no {key}"));
+        let json = |key: &str| serde_json::from_str::<Value>(&text(key)?).map_err(|e| e.to_string());
+        let number = |key: &str| text(key)?.parse().map_err(|_| format!("{key} is no number"));
+        let tensor = |name: &str| tensors.tensor(name).ok().map(|t| Tensor::read(&t)).transpose();
+        let names = |value: Value| -> Vec<String> {
+            value.as_array().into_iter().flatten().filter_map(|n| n.as_str().map(String::from)).collect()
+        };
+        let mut inputs = BTreeMap::new();
+        for name in names(json("inputs")?) {
+            if let Some(found) = tensor(&format!("in.{name}"))? {
+                inputs.insert(name, found);
+            }
+        }
+        let mut outputs = Vec::new();
+        for name in names(json("outputs")?) {
+            let expected = tensor(&format!("out.{name}"))?.ok_or_else(|| format!("no output {name}"))?;
+            let in_f64 = tensor(&format!("f64.{name}"))?.map(|t| t.data);
+            outputs.push(Output { name, expected, in_f64 });
+        }
+        Ok(Case {
+            name: path.file_stem().unwrap_or_default().to_string_lossy().into_owned(),
+            version: text("onnx")?,
+            operator: text("operator")?,
+            attributes: json("attributes")?,
+            inputs,
+            outputs,
+            rtol: number("rtol")?,
+            atol: number("atol")?,
+        })
+    }
+
+    pub fn input(&self, name: &str) -> Result<&Tensor, String> {
+        self.inputs.get(name).ok_or_else(|| format!("no input {name}"))
+    }
+
+    pub fn number(&self, attribute: &str) -> Option<f64> {
+        self.attributes.get(attribute)?.as_f64()
+    }
+
+    pub fn integer(&self, attribute: &str) -> Option<i64> {
+        self.attributes.get(attribute)?.as_i64()
+    }
+
+    pub fn text(&self, attribute: &str) -> Option<&str> {
+        self.attributes.get(attribute)?.as_str()
+    }
+
+    /// Returns a number in a function that is an attribute.
+    pub fn constant(&self, function: &str) -> Option<f64> {
+        self.attributes.get(function)?.get("constants")?.get(0)?.as_f64()
+    }
+
+    /// Returns the name of a function that is an attribute.
+    pub fn function(&self, function: &str) -> Option<&str> {
+        self.attributes.get(function)?.get("name")?.as_str()
+    }
+
+    pub fn output(&self, name: &str) -> Option<&Output> {
+        self.outputs.iter().find(|output| output.name == name)
+    }
+
+    /// Judges a result by both tolerances.
+    pub fn errors(&self, output: &Output, got: &[f64]) -> Errors {
+        let expected = &output.expected.data;
+        if got.len() != expected.len() {
+            return Errors { of_suite: f64::INFINITY, of_project: f64::INFINITY, of_expected: 0.0 };
+        }
+        let truth = output.in_f64.as_ref().filter(|t| t.len() == expected.len()).unwrap_or(expected);
+        let share = |got: &[f64], want: &[f64]| {
+            let of = |(got, want): (&f64, &f64)| {
+                // Infinities are equal, or the error is infinite.
+                max_error(&[*got], &[*want]) / (self.atol + self.rtol * want.abs()).min(f64::MAX)
+            };
+            got.iter().zip(want).map(of).fold(0.0, f64::max)
+        };
+        let (of_suite, of_expected) = (share(got, expected), share(expected, truth));
+        let finite = truth.iter().filter(|x| x.is_finite());
+        let largest = finite.fold(0.0, |most: f64, x| most.max(x.abs()));
+        let epsilon = match output.expected.dtype {
+            Dtype::F16 => EPSILON_F16,
+            Dtype::BF16 => EPSILON_BF16,
+            _ => EPSILON_F32,
+        };
+        let tolerance = Tolerance::from_naive(expected, truth, largest.max(f64::MIN_POSITIVE), epsilon);
+        Errors { of_suite, of_project: max_error(got, truth) / tolerance.absolute, of_expected }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn case(dtype: Dtype, expected: Vec<f64>, in_f64: Vec<f64>) -> Case {
+        let expected = Tensor { dtype, shape: vec![expected.len()], data: expected };
+        Case {
+            name: "a case".into(),
+            version: String::new(),
+            operator: String::new(),
+            attributes: Value::Null,
+            inputs: BTreeMap::new(),
+            outputs: vec![Output { name: "y".into(), expected, in_f64: Some(in_f64) }],
+            rtol: 1e-3,
+            atol: 1e-7,
+        }
+    }
+
+    fn errors(case: &Case, got: &[f64]) -> Errors {
+        case.errors(&case.outputs[0], got)
+    }
+
+    #[test]
+    fn both_tolerances_judge() {
+        let exact = case(Dtype::F32, vec![1.0, -2.0], vec![1.0, -2.0]);
+        assert_eq!(errors(&exact, &[1.0, -2.0]), Errors::default());
+        // 2e-3 of 1 is twice ONNX's tolerance, and far above the floor of an exact output.
+        let wrong = errors(&exact, &[1.002, -2.0]);
+        assert!((1.9..2.0).contains(&wrong.of_suite) && wrong.of_project > 1000.0, "{wrong:?}");
+        // An expected output with an error permits twice as much.
+        let rounded = case(Dtype::BF16, vec![1.0, 0.992], vec![1.0, 1.0]);
+        let right = errors(&rounded, &[1.0, 1.0]);
+        assert!(right.of_suite > 8.0 && right.of_project == 0.0, "{right:?}");
+        assert!(right.of_expected > 7.0 && right.of_expected < 9.0, "{right:?}");
+    }
+
+    #[test]
+    fn nan_infinity_and_length_fail() {
+        let case = case(Dtype::F32, vec![1.0, f64::NEG_INFINITY], vec![1.0, f64::NEG_INFINITY]);
+        assert_eq!(errors(&case, &[1.0, f64::NEG_INFINITY]), Errors::default());
+        for got in [vec![f64::NAN, f64::NEG_INFINITY], vec![1.0, 0.0], vec![1.0]] {
+            let found = errors(&case, &got);
+            assert!(found.of_suite > 1e6 && found.of_project > 1e6, "{found:?}");
+        }
+    }
+}
