@@ -25,7 +25,7 @@ pub struct Case {
 pub struct Output {
     pub name: String,
     pub expected: Tensor,
-    /// What the suite's own implementation computes in f64, if it can.
+    /// The result of the suite's own implementation in f64, if it has one.
     in_f64: Option<Vec<f64>>,
 }
 
@@ -34,8 +34,8 @@ pub struct Output {
 pub struct Errors {
     /// The suite's tolerance, from the expected output.
     pub of_suite: f64,
-    /// This project's tolerance, from the output in f64: twice the error of the expected output, and
-    /// a small floor.
+    /// This project's tolerance, from the output in f64: twice the error of the expected output,
+    /// and a small floor.
     pub of_project: f64,
     /// The error of the expected output itself, from the output in f64, by the suite's tolerance.
     pub of_expected: f64,

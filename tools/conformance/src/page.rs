@@ -7,7 +7,7 @@ use wgpu_attention::Gpu;
 
 use crate::case::{Case, Errors};
 
-/// What became of a case.
+/// The result of a case.
 pub enum Verdict {
     /// Errors of the outputs, and expected outputs that the library does not have.
     Computed(Errors, Vec<String>),

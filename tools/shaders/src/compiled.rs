@@ -62,8 +62,9 @@ impl Kernel {
         })
     }
 
-    /// Returns the kernel with the most multiply-adds among a folder's kernels with exponentials.
-    /// If none has any, the one with the largest module. The others copy, convert or merge.
+    /// Returns the kernel with matrix instructions, else the one with the most multiply-adds, among
+    /// a folder's kernels with exponentials. If none has any, the one with the largest module. The
+    /// others copy, convert or merge.
     fn of_folder(gpu: Gpu, folder: &Path) -> Result<Option<Self>, Box<dyn Error>> {
         let mut best: Option<(u64, Kernel)> = None;
         let Ok(files) = std::fs::read_dir(folder) else { return Ok(None) };
@@ -75,7 +76,7 @@ impl Kernel {
                 let captured = serde_json::from_str(&std::fs::read_to_string(&path)?)?;
                 let size = std::fs::metadata(&module)?.len();
                 let kernel = Kernel::new(gpu, &captured).map(|kernel| (size, kernel));
-                let key = |(size, kernel): &(u64, Kernel)| (kernel.products(), *size);
+                let key = |(size, kernel): &(u64, Kernel)| (kernel.is_matrix(), kernel.products(), *size);
                 best = kernel.filter(|k| best.as_ref().is_none_or(|b| key(k) > key(b))).or(best);
             }
         }
@@ -85,6 +86,10 @@ impl Kernel {
     /// The multiply-adds of the blocks that multiply; 0 if the driver gives no text.
     fn products(&self) -> u64 {
         self.inner.map_or(0, |(blocks, _)| blocks.products)
+    }
+
+    fn is_matrix(&self) -> bool {
+        self.inner.is_some_and(|(blocks, _)| blocks.of(Kind::Matrix) > 0)
     }
 
     /// Returns the invocations that the GPU's unit holds.

@@ -207,8 +207,9 @@ impl Row {
         let words: Vec<&str> = self.name().split(' ').collect();
         let matrix = self.form == "fused_matrix";
         let dtype = if matrix { "F16" } else { "F32" };
-        let start = format!("attention.fused q={dtype} k={dtype} v={dtype} out={dtype} mask tiles=");
-        if !self.name().starts_with(&start) || !words.ends_with(&["width=Four", "store=Four"]) {
+        let start = format!("attention.fused q={dtype} k={dtype} v={dtype} out={dtype} mask tiles");
+        let plain = self.name().strip_prefix(&start).is_some_and(|tiles| tiles.starts_with([' ', '=']));
+        if !plain || !words.ends_with(&["width=Four", "store=Four"]) {
             return None;
         }
         if matrix {
@@ -877,6 +878,11 @@ fn judge(rows: &[Row], permitted: &mut [permitted::Permitted], complete: bool) -
         }
     }
     if complete {
+        for form in ["fused_gpu", "fused_matrix"] {
+            if !rows.iter().any(|row| row.form == form && row.facts().is_some()) {
+                bad.push(format!("{form}: no variant has a name whose tiles are counted"));
+            }
+        }
         let stale = permitted.iter().filter(|line| !line.used && line.is_judged(&ran));
         bad.extend(stale.map(|line| format!("permitted.txt: nothing needs the line: {}", line.line)));
     }

@@ -107,7 +107,8 @@ pub fn attention(gpu: &Gpu, case: &Case) -> Ran {
     let number = |data: &[f64]| Placed::new(gpu, data, DType::U32, [batch, 1, 1, 1]);
     let counts = case.inputs.get("nonpad_kv_seqlen").map(|t| &t.data);
     let lengths = counts.map(|n| number(n)).transpose()?;
-    // The place of the first query of each sequence. It is negative if there are more queries than keys.
+    // The place of the first query of each sequence. It is negative if there are more queries than
+    // keys.
     let offsets: Vec<f64> = match counts {
         Some(counts) => counts.iter().map(|n| n - q_len as f64).collect(),
         None => vec![past as f64; batch],
@@ -133,7 +134,8 @@ pub fn attention(gpu: &Gpu, case: &Case) -> Ran {
             (_, None) => mask,
         }
     };
-    // Sequences whose queries have other places take a call each: a tensor of places has no negative ones.
+    // Sequences whose queries have other places take a call each: a tensor of places has no
+    // negative ones.
     let differ = offsets.iter().any(|n| *n != offsets[0]);
     let parts: Vec<_> = if differ { (0..batch).map(|b| (b, 1)).collect() } else { vec![(0, batch)] };
     let masks: Vec<_> = parts.into_iter().map(|(first, count)| (first, count, mask(first, count))).collect();
@@ -173,7 +175,8 @@ pub fn flex(gpu: &Gpu, case: &Case) -> Ran {
     run(gpu, case, &q, [k.view(), v.view()], &shape, config, &[(0, batch, mask)], None)
 }
 
-/// Computes the outputs of a case, with a mask for each range of sequences: the first and their number.
+/// Computes the outputs of a case. Each range of sequences has a mask: the first sequence, their
+/// number, the mask.
 #[allow(clippy::too_many_arguments)]
 fn run(
     gpu: &Gpu,
