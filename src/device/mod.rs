@@ -143,7 +143,7 @@ impl DeviceFacts {
                 .min(limits.max_compute_workgroup_size_x),
             workgroup_memory: limits.max_compute_workgroup_storage_size,
             registers: Registers::of(&info),
-            scalar_registers: registers::are_scalar(&info),
+            scalar_registers: registers::has_scalar(&info),
             lanes: lanes_of(&info),
             gathers: gathers(&info),
             subgroup_min: if subgroups { info.subgroup_min_size } else { 0 },

@@ -11,7 +11,7 @@ pub(crate) enum Registers {
     Wide,
 }
 
-/// AMD's PCI vendor.
+/// AMD's PCI vendor id.
 const AMD: u32 = 0x1002;
 
 /// Registers by PCI vendor, as `AdapterInfo` gives it. Vendors that are not listed are
@@ -55,6 +55,6 @@ impl Registers {
 /// True if a subgroup has registers for numbers that its invocations share, about a hundred on
 /// AMD's GPUs. Addresses and loop counters then take none of an invocation's registers. NVIDIA's
 /// uniform registers are not counted: drivers use few of them.
-pub fn are_scalar(info: &wgpu::AdapterInfo) -> bool {
+pub fn has_scalar(info: &wgpu::AdapterInfo) -> bool {
     info.vendor == AMD && info.device_type != wgpu::DeviceType::Cpu
 }

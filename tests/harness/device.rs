@@ -17,7 +17,7 @@ pub fn believing(profile: &Profile, width: u32) -> &'static Profile {
 
 /// Returns `profile` with plans for a GPU that has about `count` registers per invocation.
 pub fn with_registers(profile: &Profile, count: u32) -> &'static Profile {
-    Box::leak(Box::new(planned_for("other registers", profile, inspect::with_registers, count)))
+    Box::leak(Box::new(planned_for("register count", profile, inspect::with_registers, count)))
 }
 
 /// Makes the pipelines of a device, with a plan for a given count of one resource.

@@ -26,9 +26,9 @@
 // in p · v. The kernel stages q again for every tile of keys, but only the first time from outside
 // a cache.
 //
-// If no mask cuts a tile, 65 to 73 % of its instructions are multiply-adds on NVIDIA's and AMD's
-// GPUs. (NVK, RADV; 128 rows.) On Qualcomm's (Turnip) it is 61 to 66 %. The count includes scalar
-// instructions and waits; benches/SHADERS.md lists the rest. No spills.
+// If no mask cuts a tile, 62 to 76 % of its instructions are multiply-adds (NVK, RADV). Tiles with
+// 8 × 8 scores have most. On Qualcomm's GPUs (Turnip) it is 62 to 67 %. The count includes scalar
+// instructions and waits; benches/SHADERS.md lists the rest.
 //
 // The steps of a tile of keys:
 //

@@ -226,7 +226,7 @@ const fn wide(rows: u32, workgroup: u32, slice: u32, v_keys: u32) -> FusedTiles 
 }
 
 /// Also for [`Registers::Wide`]: each invocation has 8 × 8 scores and 8 × 8 sums, and loads ahead.
-/// A multiply-add reads a byte of workgroup memory in them, and 1.25 or 1.5 bytes in other tiles.
+/// A multiply-add reads a byte of workgroup memory in these tiles, and 1.25 or more in others.
 const fn square(rows: u32, slice: u32) -> FusedTiles {
     let (workgroup, lanes, v_keys) = if slice == 64 { (rows, 8, 16) } else { (2 * rows, 16, 8) };
     FusedTiles::Gpu { rows, workgroup, lanes, slice, keys: slice, v_keys, registers: Registers::Wide }

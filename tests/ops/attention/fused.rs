@@ -255,9 +255,9 @@ fn tiles_without_a_key_are_zero() {
 /// Tiles for 64 and for 128 registers, which prefetch nothing, and for 256. The cases have every
 /// number of rows and every slice, with every step of the kernel.
 #[test]
-fn other_registers() {
+fn register_counts() {
     crate::harness::in_turn!();
-    let mut report = Report::new("fused, other registers");
+    let mut report = Report::new("fused, register counts");
     for count in [256, 128, 64] {
         let setup = Setup { profile: with_registers(full(), count), ..setup(Target::Gpu) };
         for (n, (q_len, value_dim)) in

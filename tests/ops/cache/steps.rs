@@ -142,8 +142,8 @@ fn error_stays_within_storage_rounding() {
 /// Tiles with fewer rows and channels per invocation, which prefetch nothing, and with more scores:
 /// 2 to 60 packed rows.
 #[test]
-fn other_registers() {
-    planned_otherwise("caches, other registers", Target::Gpu, 43, &[30, 1, 2, 4, 8], |n| {
+fn register_counts() {
+    planned_otherwise("caches, register counts", Target::Gpu, 43, &[30, 1, 2, 4, 8], |n| {
         with_registers(profiles()[n % 2], [128, 64, 256][n / 2 % 3])
     });
 }

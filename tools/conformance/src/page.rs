@@ -148,7 +148,7 @@ impl Page {
             "\n## ONNX's node cases\n\nPackage `onnx` {}, on {}.\n",
             self.version, self.device
         );
-        text += "| operator | cases | passed | worst error, of ONNX's tolerance | of this project's |\n|---|--:|--:|--:|--:|\n";
+        text += "| operator | cases | passed | their worst error, of ONNX's tolerance | of this project's |\n|---|--:|--:|--:|--:|\n";
         for (operator, group) in &self.groups {
             let Group { cases, passed, worst } = group;
             let (a, b) = (number(worst.of_suite), number(worst.of_project));
@@ -162,7 +162,7 @@ impl Page {
             }
         }
         if !self.disputed.is_empty() {
-            text += "\nCases that pass under one tolerance only, and do not count as passed. There the output that ONNX expects was rounded at every step, and is itself off from the output in f64:\n\n| case | error, of ONNX's tolerance | of this project's | error of the expected output, of ONNX's |\n|---|--:|--:|--:|\n";
+            text += "\nCases that pass under one tolerance only, and do not count as passed. The last column is the error of the output that ONNX expects, from the output in f64:\n\n| case | error, of ONNX's tolerance | of this project's | of the expected output, of ONNX's |\n|---|--:|--:|--:|\n";
             for (name, errors) in &self.disputed {
                 let (a, b) = (number(errors.of_suite), number(errors.of_project));
                 let _ = writeln!(text, "| {name} | {a} | {b} | {} |", number(errors.of_expected));
@@ -184,7 +184,7 @@ impl Page {
     }
 }
 
-/// Two digits.
+/// Returns a share with two decimals, a large one with none.
 fn number(x: f64) -> String {
     if x >= 100.0 { format!("{x:.0}") } else { format!("{x:.2}") }
 }

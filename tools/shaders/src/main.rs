@@ -245,7 +245,7 @@ impl Row {
             matrix,
             each,
             parts: keys / 32,
-            same_part: if keys / lanes == 8 { 64 } else { 32 },
+            same_part: if self.scores_of_row() == Some(8) { 64 } else { 32 },
         })
     }
 }

@@ -294,7 +294,7 @@ pub fn page(loops: &str, tiles: &str, small: &str, fxc: &str, compilers: &str) -
          The worst of all variants that FXC compiled, with wgpu's flags of a release build: seconds of a processor, instructions,\n\
          registers of four words, and registers of arrays that are indexed and so lie in memory.\n\n\
          {fxc}\n\
-         ## What each compiler said, `naga` being its validator, `naga-…` its writers, `metal` checks of its module and `c++` g++\n\n\
+         ## Verdicts of the compilers: `naga` is its validator, `naga-…` its writers, `metal` checks of its module, `c++` g++\n\n\
          {compilers}"
     )
 }

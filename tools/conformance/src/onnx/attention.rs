@@ -143,7 +143,7 @@ pub fn attention(gpu: &Gpu, case: &Case) -> Ran {
         .dtype(dtype)
         .scale(case.number("scale"))
         .softcap(case.number("softcap").filter(|c| *c != 0.0));
-    run(gpu, case, &q, [k_view, v_view], &shape, config, &masks, all.as_ref())
+    run(gpu, case, Call { q: &q, k: k_view, v: v_view, shape, config, masks, present: all.as_ref() })
 }
 
 pub fn flex(gpu: &Gpu, case: &Case) -> Ran {
@@ -172,29 +172,33 @@ pub fn flex(gpu: &Gpu, case: &Case) -> Ran {
             mask.score_mod(ScoreMod::new(&format!("fn score_mod(score: f32, at: At) -> f32 {{ {body} }}"))?);
     }
     let config = Config::of(&shape).dtype(float(case.input("Q")?)?).scale(case.number("scale"));
-    run(gpu, case, &q, [k.view(), v.view()], &shape, config, &[(0, batch, mask)], None)
+    let masks = vec![(0, batch, mask)];
+    run(gpu, case, Call { q: &q, k: k.view(), v: v.view(), shape, config, masks, present: None })
 }
 
-/// Computes the outputs of a case. Each range of sequences has a mask: the first sequence, their
-/// number, the mask.
-#[allow(clippy::too_many_arguments)]
-fn run(
-    gpu: &Gpu,
-    case: &Case,
-    q: &Heads,
-    [k, v]: [TensorView; 2],
-    shape: &Shape,
+/// The tensors and options of a case.
+struct Call<'a> {
+    q: &'a Heads,
+    k: TensorView<'a>,
+    v: TensorView<'a>,
+    shape: Shape,
     config: Config,
-    masks: &[(usize, usize, DeviceMask)],
-    present: Option<&[Placed; 2]>,
-) -> Ran {
+    /// Each range of sequences has a mask: the first sequence, their number, the mask.
+    masks: Vec<(usize, usize, DeviceMask<'a>)>,
+    /// Past and new keys and values together, which are outputs too.
+    present: Option<&'a [Placed; 2]>,
+}
+
+/// Computes the outputs of a case.
+fn run(gpu: &Gpu, case: &Case, call: Call) -> Ran {
+    let Call { q, k, v, shape, config, masks, present } = call;
     let dtype = float(case.input("Q")?)?;
     let attention = Attention::with_pipelines(gpu.pipelines(), config)?;
     let out = Placed::output(gpu, dtype, shape.out())?;
     let out_view = if q.is_3d { out.blhd(shape.out()) } else { out.view() };
     let wanted = case.output("qk_matmul_output");
     let pairs = wanted.map(|_| Placed::output(gpu, dtype, shape.weights())).transpose()?;
-    for &(first, count, mask) in masks {
+    for (first, count, mask) in masks {
         let mut call = Forward::new(
             part(q.view(), first, count),
             part(k, first, count),

@@ -105,7 +105,7 @@ pub fn convolution(gpu: &Gpu, case: &Case) -> Ran {
     let bias = case.inputs.get("bias");
     let bias = bias.map(|t| Placed::new(gpu, &t.data, dtype, [1, 1, 1, channels])).transpose()?;
     let out = Placed::output(gpu, dtype, columns(length))?;
-    let mut call =
+    let call =
         CausalConvForward::new(x_at.view().transposed(2, 3), weight_at.view(), out.view().transposed(2, 3))
             .bias(bias.as_ref().map(Placed::view))
             .activation(activation);
@@ -114,13 +114,9 @@ pub fn convolution(gpu: &Gpu, case: &Case) -> Ran {
     let past = case.inputs.get("past_state").filter(|_| width > 1);
     let past = past.map(|t| state(&t.data)).transpose()?;
     let last = if width > 1 { Some(state(&vec![f64::NAN; batch * channels * (width - 1)])?) } else { None };
-    let turned = |placed: &'_ Option<Placed>| placed.is_some();
-    if turned(&past) {
-        call = call.initial_state(past.as_ref().map(|p| p.view().transposed(2, 3)));
-    }
-    if turned(&last) {
-        call = call.final_state(last.as_ref().map(|p| p.view().transposed(2, 3)));
-    }
+    let call = call
+        .initial_state(past.as_ref().map(|state| state.view().transposed(2, 3)))
+        .final_state(last.as_ref().map(|state| state.view().transposed(2, 3)));
     let convolution = CausalConv::with_pipelines(gpu.pipelines());
     gpu.submit(|e| convolution.forward(e, &call))?;
     let last = last.map_or(Ok(Vec::new()), |last| last.download(gpu))?;
