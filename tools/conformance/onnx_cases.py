@@ -1,10 +1,9 @@
 """Writes ONNX's node cases of some operators as safetensors files: python onnx_cases.py FOLDER.
 
 A file has the inputs (`in.NAME`), the outputs that ONNX expects (`out.NAME`), and the outputs of ONNX's
-reference implementation in f64 (`f64.NAME`). Its metadata has the operator, attributes, names in order and ONNX's tolerance.
+reference implementation in f64 (`f64.NAME`). Its metadata has the operator, attributes, names in order and ONNX's rule.
 """
 
-import json
 import os
 import sys
 import warnings
@@ -15,6 +14,8 @@ warnings.simplefilter("ignore")
 import onnx
 from onnx.backend.test.case.node import collect_testcases
 from onnx.reference import ReferenceEvaluator
+
+from case_files import write
 
 OPERATORS = {
     "Attention",
@@ -29,7 +30,6 @@ OPERATORS = {
     "Swish",
     "TensorScatter",
 }
-TYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "float64": "F64", "int64": "I64", "bool": "BOOL"}
 
 
 def attribute(a):
@@ -57,21 +57,7 @@ def in_f64(model, names, inputs):
         return None
 
 
-def write(path, tensors, metadata):
-    head, blobs, at = {"__metadata__": metadata}, [], 0
-    for name, x in tensors:
-        data = np.ascontiguousarray(x).tobytes()
-        head[name] = {"dtype": TYPES[str(x.dtype)], "shape": list(x.shape), "data_offsets": [at, at + len(data)]}
-        blobs.append(data)
-        at += len(data)
-    text = json.dumps(head).encode()
-    text += b" " * (-len(text) % 8)
-    with open(path, "wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text + b"".join(blobs))
-
-
 def main(folder):
-    os.makedirs(folder, exist_ok=True)
     for case in collect_testcases(None):
         graph = case.model.graph
         if len(graph.node) != 1 or graph.node[0].op_type not in OPERATORS:
@@ -86,14 +72,13 @@ def main(folder):
         if wide is not None:
             tensors += [(f"f64.{n}", np.asarray(x).astype(np.float64)) for n, x in zip(outs, wide)]
         metadata = {
-            "onnx": onnx.__version__,
+            "package": f"onnx {onnx.__version__}",
             "operator": node.op_type,
-            "attributes": json.dumps({a.name: attribute(a) for a in node.attribute}),
+            "attributes": {a.name: attribute(a) for a in node.attribute},
             # Inputs that are left out are empty.
-            "inputs": json.dumps(list(node.input)),
-            "outputs": json.dumps(outs),
-            "rtol": repr(case.rtol),
-            "atol": repr(case.atol),
+            "inputs": list(node.input),
+            "outputs": outs,
+            "rules": {n: {"each": [case.rtol, case.atol]} for n in outs},
         }
         name = case.name.removeprefix("test_")
         write(os.path.join(folder, f"{name}.safetensors"), tensors, metadata)

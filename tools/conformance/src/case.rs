@@ -7,18 +7,17 @@ use safetensors::{Dtype, SafeTensors};
 use serde_json::Value;
 use wgpu_attention::reference::compare::{EPSILON_BF16, EPSILON_F16, EPSILON_F32, Tolerance, max_error};
 
+use crate::rule::Rule;
 use crate::tensor::Tensor;
 
 pub struct Case {
     pub name: String,
-    /// The version of the package that has the case.
-    pub version: String,
+    /// The package with the suite's implementation, and its version.
+    pub package: String,
     pub operator: String,
     attributes: Value,
     pub inputs: BTreeMap<String, Tensor>,
     pub outputs: Vec<Output>,
-    rtol: f64,
-    atol: f64,
 }
 
 /// An output that the suite expects.
@@ -27,18 +26,28 @@ pub struct Output {
     pub expected: Tensor,
     /// The result of the suite's own implementation in f64, if it has one.
     in_f64: Option<Vec<f64>>,
+    rule: Rule,
 }
 
 /// The error of a result, as a share of two tolerances.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Errors {
-    /// The suite's tolerance, from the expected output.
+    /// The suite's tolerance.
     pub of_suite: f64,
     /// This project's tolerance, from the output in f64: twice the error of the expected output,
     /// and a small floor.
     pub of_project: f64,
-    /// The error of the expected output itself, from the output in f64, by the suite's tolerance.
+    /// The suite's tolerance, for the error of the expected output from the output in f64.
     pub of_expected: f64,
+}
+
+impl Errors {
+    /// Takes the larger of each error.
+    pub fn include(&mut self, other: Errors) {
+        self.of_suite = self.of_suite.max(other.of_suite);
+        self.of_project = self.of_project.max(other.of_project);
+        self.of_expected = self.of_expected.max(other.of_expected);
+    }
 }
 
 impl Case {
@@ -49,7 +58,6 @@ impl Case {
         let meta = head.metadata().clone().unwrap_or_default();
         let text = |key: &str| meta.get(key).cloned().ok_or_else(|| format!("no {key}"));
         let json = |key: &str| serde_json::from_str::<Value>(&text(key)?).map_err(|e| e.to_string());
-        let number = |key: &str| text(key)?.parse().map_err(|_| format!("{key} is no number"));
         let tensor = |name: &str| tensors.tensor(name).ok().map(|t| Tensor::read(&t)).transpose();
         let names = |value: Value| -> Vec<String> {
             value.as_array().into_iter().flatten().filter_map(|n| n.as_str().map(String::from)).collect()
@@ -60,21 +68,21 @@ impl Case {
                 inputs.insert(name, found);
             }
         }
+        let rules = json("rules")?;
         let mut outputs = Vec::new();
         for name in names(json("outputs")?) {
             let expected = tensor(&format!("out.{name}"))?.ok_or_else(|| format!("no output {name}"))?;
             let in_f64 = tensor(&format!("f64.{name}"))?.map(|t| t.data);
-            outputs.push(Output { name, expected, in_f64 });
+            let rule = rules.get(&name).and_then(Rule::read).ok_or_else(|| format!("no rule for {name}"))?;
+            outputs.push(Output { name, expected, in_f64, rule });
         }
         Ok(Case {
             name: path.file_stem().unwrap_or_default().to_string_lossy().into_owned(),
-            version: text("onnx")?,
+            package: text("package")?,
             operator: text("operator")?,
             attributes: json("attributes")?,
             inputs,
             outputs,
-            rtol: number("rtol")?,
-            atol: number("atol")?,
         })
     }
 
@@ -115,14 +123,7 @@ impl Case {
             return Errors { of_suite: f64::INFINITY, of_project: f64::INFINITY, of_expected: 0.0 };
         }
         let truth = output.in_f64.as_ref().filter(|t| t.len() == expected.len()).unwrap_or(expected);
-        let share = |got: &[f64], want: &[f64]| {
-            let of = |(got, want): (&f64, &f64)| {
-                // Infinities are equal, or the error is infinite.
-                max_error(&[*got], &[*want]) / (self.atol + self.rtol * want.abs()).min(f64::MAX)
-            };
-            got.iter().zip(want).map(of).fold(0.0, f64::max)
-        };
-        let (of_suite, of_expected) = (share(got, expected), share(expected, truth));
+        let [of_suite, of_expected] = output.rule.errors(got, expected, truth);
         let finite = truth.iter().filter(|x| x.is_finite());
         let largest = finite.fold(0.0, |most: f64, x| most.max(x.abs()));
         let epsilon = match output.expected.dtype {
@@ -143,13 +144,16 @@ mod tests {
         let expected = Tensor { dtype, shape: vec![expected.len()], data: expected };
         Case {
             name: "a case".into(),
-            version: String::new(),
+            package: String::new(),
             operator: String::new(),
             attributes: Value::Null,
             inputs: BTreeMap::new(),
-            outputs: vec![Output { name: "y".into(), expected, in_f64: Some(in_f64) }],
-            rtol: 1e-3,
-            atol: 1e-7,
+            outputs: vec![Output {
+                name: "y".into(),
+                expected,
+                in_f64: Some(in_f64),
+                rule: Rule::Each { rtol: 1e-3, atol: 1e-7 },
+            }],
         }
     }
 

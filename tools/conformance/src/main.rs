@@ -1,23 +1,29 @@
 //! Runs the cases of other projects' suites, and writes docs/conformance.md: `conformance FOLDER
-//! [--page PAGE] [--share N/OF]`. `scripts/conformance` fetches the cases first.
+//! [SUITE...] [--page PAGE] [--share N/OF]`. `scripts/conformance` makes the cases first.
 
 mod case;
 mod onnx;
+mod outcome;
 mod page;
+mod rule;
+mod section;
+mod suites;
 mod tensor;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use lexopt::prelude::*;
 use wgpu_attention::Gpu;
 
 use case::Case;
-use onnx::Outcome;
-use page::{Page, Verdict};
+use section::{Section, Verdict};
+use suites::{SUITES, Suite};
 
 struct Options {
+    /// The folder with a folder of cases for each suite.
     folder: PathBuf,
+    suites: Vec<&'static Suite>,
     page: Option<PathBuf>,
     /// The number of this share, from 0, and the number of shares.
     share: (usize, usize),
@@ -26,6 +32,7 @@ struct Options {
 impl Options {
     fn read() -> Result<Self, lexopt::Error> {
         let (mut folder, mut page, mut share) = (None, None, (0, 1));
+        let mut suites = Vec::new();
         let mut parser = lexopt::Parser::from_env();
         while let Some(argument) = parser.next()? {
             match argument {
@@ -39,10 +46,17 @@ impl Options {
                     share = (n - 1, of);
                 }
                 Value(path) if folder.is_none() => folder = Some(path.into()),
+                Value(name) => {
+                    let suite = SUITES.iter().find(|suite| name == suite.folder);
+                    suites.push(suite.ok_or_else(|| format!("no suite {}", name.display()))?);
+                }
                 _ => return Err(argument.unexpected()),
             }
         }
-        Ok(Options { folder: folder.ok_or("no folder of cases")?, page, share })
+        if suites.is_empty() {
+            suites = SUITES.iter().collect();
+        }
+        Ok(Options { folder: folder.ok_or("no folder of cases")?, suites, page, share })
     }
 }
 
@@ -60,30 +74,44 @@ fn main() -> ExitCode {
 /// Runs the share. Returns false if a case failed.
 fn run() -> Result<bool, Box<dyn std::error::Error>> {
     let options = Options::read()?;
-    let mut files: Vec<PathBuf> =
-        std::fs::read_dir(&options.folder)?.map(|entry| Ok(entry?.path())).collect::<std::io::Result<_>>()?;
-    files.retain(|file| file.extension().is_some_and(|ext| ext == "safetensors"));
-    files.sort();
-    if files.is_empty() {
-        return Err(format!("no cases in {}", options.folder.display()).into());
-    }
     let gpu = Gpu::new()?;
-    let mut page = Page::new(&gpu);
-    for (n, file) in files.iter().enumerate() {
+    let mut sections = Vec::new();
+    for suite in &options.suites {
+        let section = run_suite(&gpu, suite, &options)?;
+        print!("{}", section.summary());
+        sections.push(section);
+    }
+    if let Some(path) = options.page {
+        std::fs::write(path, page::text(&gpu, &sections))?;
+    }
+    Ok(sections.iter().all(|section| section.failures() == 0))
+}
+
+fn run_suite(
+    gpu: &Gpu,
+    suite: &'static Suite,
+    options: &Options,
+) -> Result<Section, Box<dyn std::error::Error>> {
+    let mut section = Section::new(suite);
+    for (n, file) in files(&options.folder.join(suite.folder))?.iter().enumerate() {
         if n % options.share.1 != options.share.0 {
             continue;
         }
         let case = Case::read(file).map_err(|why| format!("{}: {why}", file.display()))?;
-        let verdict = match onnx::run(&gpu, &case) {
-            Ok(Outcome::Refused(why)) => Verdict::Refused(why),
-            Ok(Outcome::Computed(outputs)) => Verdict::of(&case, &outputs),
-            Err(onnx::Failed(why)) => Verdict::Failed(why),
-        };
-        page.add(&case, verdict);
+        let verdict = Verdict::of(&case, (suite.run)(gpu, &case));
+        section.add(&case, verdict);
     }
-    print!("{}", page.summary());
-    if let Some(path) = options.page {
-        std::fs::write(path, page.text())?;
+    Ok(section)
+}
+
+/// Returns the files of cases in a folder.
+fn files(folder: &Path) -> Result<Vec<PathBuf>, Box<dyn std::error::Error>> {
+    let entries = std::fs::read_dir(folder).map_err(|e| format!("{}: {e}", folder.display()))?;
+    let mut files: Vec<PathBuf> = entries.map(|entry| Ok(entry?.path())).collect::<std::io::Result<_>>()?;
+    files.retain(|file| file.extension().is_some_and(|ext| ext == "safetensors"));
+    files.sort();
+    if files.is_empty() {
+        return Err(format!("no cases in {}", folder.display()).into());
     }
-    Ok(page.failures() == 0)
+    Ok(files)
 }

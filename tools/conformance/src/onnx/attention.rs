@@ -9,8 +9,8 @@ use wgpu_attention::{
     Alignment, Attention, Cache, CacheConfig, Config, DType, Forward, Gpu, Scratch, Shape, TensorView,
 };
 
-use super::{Failed, Outcome, Ran, float};
 use crate::case::Case;
+use crate::outcome::{Failed, Outcome, Ran, float};
 use crate::tensor::{Placed, Tensor};
 
 /// A tensor of heads: `[batch, heads, length, dim]`, or `[batch, length, heads · dim]`.

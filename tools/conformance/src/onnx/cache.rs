@@ -6,8 +6,8 @@ use wgpu_attention::cache::{Append, CacheRead, CacheStorage, Tokens};
 use wgpu_attention::position::RowPositions;
 use wgpu_attention::{Cache, CacheConfig, DType, Gpu};
 
-use super::{Failed, Outcome, Ran, float};
 use crate::case::Case;
+use crate::outcome::{Failed, Outcome, Ran, float};
 use crate::tensor::Placed;
 
 /// A full cache, of which the update overwrites rows.

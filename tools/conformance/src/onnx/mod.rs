@@ -5,39 +5,10 @@ mod cache;
 mod recurrent;
 mod rows;
 
-use std::collections::BTreeMap;
-
-use wgpu_attention::{DType, Error, Gpu};
+use wgpu_attention::Gpu;
 
 use crate::case::Case;
-use crate::tensor::Tensor;
-
-/// The end of a case.
-pub enum Outcome {
-    /// The outputs that the library computed. The others are not outputs of its operator.
-    Computed(BTreeMap<&'static str, Vec<f64>>),
-    /// The library does not do this, and why.
-    Refused(&'static str),
-}
-
-/// A case that could not be run.
-#[derive(Debug)]
-pub struct Failed(pub String);
-
-impl From<Error> for Failed {
-    fn from(error: Error) -> Self {
-        Failed(error.to_string())
-    }
-}
-
-impl From<String> for Failed {
-    fn from(why: String) -> Self {
-        Failed(why)
-    }
-}
-
-/// The result of a case's operator.
-pub type Ran = Result<Outcome, Failed>;
+use crate::outcome::{Failed, Outcome, Ran};
 
 /// Runs a case on a device.
 pub fn run(gpu: &Gpu, case: &Case) -> Ran {
@@ -56,9 +27,4 @@ pub fn run(gpu: &Gpu, case: &Case) -> Ran {
         "TensorScatter" => cache::scatter(gpu, case),
         other => Err(Failed(format!("the operator {other} is not known"))),
     }
-}
-
-/// Returns the type of a tensor of floats.
-fn float(tensor: &Tensor) -> Result<DType, Failed> {
-    tensor.float().ok_or_else(|| Failed(format!("a tensor of type {:?}", tensor.dtype)))
 }

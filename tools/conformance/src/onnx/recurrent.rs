@@ -7,8 +7,8 @@ use wgpu_attention::recurrent::{Decay, RecurrentAttention, RecurrentConfig, Recu
 use wgpu_attention::rows::{CausalConv, CausalConvForward};
 use wgpu_attention::{DType, Gpu, Scratch, TensorView};
 
-use super::{Failed, Outcome, Ran, float};
 use crate::case::Case;
+use crate::outcome::{Failed, Outcome, Ran, float};
 use crate::tensor::{Placed, Tensor};
 
 /// A view of one head of each group of `[batch, length, groups · group · dim]`.

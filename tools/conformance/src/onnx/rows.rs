@@ -8,8 +8,8 @@ use wgpu_attention::position::{Positions, RopeOrder, Rotate, Rotation, RowPositi
 use wgpu_attention::rows::{Elementwise, ElementwiseForward, Norm, NormConfig, NormForward};
 use wgpu_attention::{Attention, Config, DType, Forward, Gpu, Scratch, Shape};
 
-use super::{Failed, Outcome, Ran, float};
 use crate::case::Case;
+use crate::outcome::{Failed, Outcome, Ran, float};
 use crate::tensor::{Placed, Tensor};
 
 /// Returns an axis of a tensor, which may count from the end.
