@@ -9,9 +9,8 @@ use super::{DIMS, STORAGES, as_gpu, usual, view};
 use crate::harness::{
     Ask, Bed, Count, Data, FORMS, Kind, Layout, Report, Rng, Rules, defaults, due, full, rest,
 };
-use crate::laws::property::seed;
 
-const LAYOUTS: [(CacheLayout, usize); 2] =
+pub const LAYOUTS: [(CacheLayout, usize); 2] =
     [(CacheLayout::Contiguous, 40), (CacheLayout::Paged { page: 16, pages: 12 }, 40)];
 
 /// Draws `n` rising indices below `stored`.
@@ -28,7 +27,7 @@ fn drawn(rng: &mut Rng, n: usize, stored: usize) -> Vec<usize> {
 }
 
 /// Draws the tokens that each layer and head of each sequence keeps.
-fn lists(bed: &mut Bed, counts: &[usize]) -> Vec<Vec<Vec<Vec<usize>>>> {
+pub fn lists(bed: &mut Bed, counts: &[usize]) -> Vec<Vec<Vec<Vec<usize>>>> {
     let Kind { layers, kv_heads, .. } = bed.kind;
     let stored: Vec<_> = bed.sequences.iter().map(|s| s.len() - s.removed).collect();
     let rng = &mut bed.rng;
@@ -40,7 +39,7 @@ fn lists(bed: &mut Bed, counts: &[usize]) -> Vec<Vec<Vec<Vec<usize>>>> {
 }
 
 /// Reads all rows of every layer, and asks for attention.
-fn check(bed: &mut Bed, ask: &Ask) -> Result<f64, String> {
+pub fn check(bed: &mut Bed, ask: &Ask) -> Result<f64, String> {
     bed.check_sequence_table()?;
     let mut worst = 0f64;
     for layer in 0..bed.kind.layers {
@@ -104,117 +103,6 @@ fn storages_and_layouts_match_model() {
                     report.record(&format!("{kind:?}, {n}"), &format!("{form:?}, {dtype:?}"), outcome);
                 }
             }
-        }
-    }
-    report.finish();
-}
-
-/// Random calls against lists on the host: several sequences, shared pages, lists on both sides.
-#[test]
-fn random_calls_match_model() {
-    crate::harness::in_turn!();
-    let mut report = Report::new("caches, random compaction");
-    let steps = if rest("random compaction") { 1000 } else { 120 };
-    let runs = [(full(), 0), (full(), 1), (as_gpu(), 1)];
-    for (n, (profile, l)) in runs.into_iter().enumerate() {
-        let (layout, capacity) = LAYOUTS[l];
-        let kind = Kind {
-            batch: 3,
-            layers: 2,
-            compacts: true,
-            ..Kind::new([CacheStorage::Q8_0, CacheStorage::F32, CacheStorage::Q4_0][n], layout, capacity)
-        };
-        let mut bed = Bed::new(profile, kind, Data::Lossless, seed() + n as u64);
-        let mut rng = Rng::new(seed() + 77);
-        let [mut refused, mut compactions] = [0; 2];
-        for step in 0..steps {
-            let s = rng.below(3);
-            let stored: Vec<_> = bed.sequences.iter().map(|s| s.len() - s.removed).collect();
-            let mut trail = String::new();
-            let mut run = |bed: &mut Bed| -> Result<f64, String> {
-                let got = match rng.below(20) {
-                    0..9 => {
-                        let counts: Vec<_> = (0..3).map(|_| rng.below(9)).collect();
-                        trail = format!("grow {counts:?}");
-                        if counts.iter().all(|n| *n == 0) { Ok(()) } else { bed.grow(&Count::Each(counts)) }
-                    }
-                    9..14 => {
-                        let on_device = rng.chance(0.5);
-                        let least = stored.iter().copied().min().unwrap_or(0);
-                        let counts: Vec<_> = match on_device {
-                            true if least == 0 => return Ok(0.0),
-                            true => vec![rng.between(1, least); 3],
-                            false => stored.iter().map(|n| rng.below(n + 1)).collect(),
-                        };
-                        trail = format!("compact {counts:?} of {stored:?}, on the device: {on_device}");
-                        compactions += 1;
-                        let lists = lists(bed, &counts);
-                        bed.compact(&lists, on_device)
-                    }
-                    14..16 => {
-                        let parents: Vec<_> = (0..3).map(|_| rng.below(3)).collect();
-                        trail = format!("reorder {parents:?}");
-                        bed.reorder(&parents)
-                    }
-                    16 => {
-                        trail = format!("clear {s}");
-                        bed.sequences[s].return_to(&kind, 0);
-                        bed.cache.clear(s)
-                    }
-                    17 if matches!(layout, CacheLayout::Paged { .. }) => {
-                        let to = rng.below(3);
-                        trail = format!("fork {s} to {to}");
-                        bed.fork(s, to)
-                    }
-                    _ => {
-                        // Tokens after the last compaction can go.
-                        let len = bed.cache.len(s).unwrap_or(0);
-                        let to = len.saturating_sub(rng.below(4));
-                        trail = format!("truncate {s} to {to}");
-                        let got = bed.cache.truncate(s, to);
-                        let lost_later = bed.sequences[s].lost.iter().any(|[_, _, position]| *position >= to);
-                        match got {
-                            Ok(()) if lost_later => return Err("a removed token is to go".into()),
-                            Ok(()) => bed.sequences[s].return_to(&kind, to),
-                            Err(_) => {}
-                        }
-                        got
-                    }
-                };
-                match got {
-                    Ok(()) => {}
-                    Err(Error::OutOfPages { .. } | Error::CacheFull { .. }) => {
-                        refused += 1;
-                        bed.sequences[s].return_to(&kind, 0);
-                        bed.cache.clear(s).map_err(|e| e.to_string())?;
-                    }
-                    Err(Error::Option { option: "len", .. }) => {}
-                    Err(e) => return Err(format!("refused: {e}")),
-                }
-                bed.flush();
-                let rules = match step % 3 {
-                    0 => Rules { causal: true, ..Default::default() },
-                    1 => Rules { causal: true, window: Some([rng.below(12), 0]), ..Default::default() },
-                    _ => Rules::default(),
-                };
-                let ask = Ask {
-                    layer: step % 2,
-                    rows: Some(1 + step % 3),
-                    ..Ask::new(FORMS[step / 7 % 2], &rules)
-                };
-                if step % 5 == 0 { check(bed, &ask) } else { bed.ask(&ask) }
-            };
-            let outcome = run(&mut bed);
-            let failed = outcome.is_err();
-            report.record(&format!("{layout:?}, step {step}: {trail}"), &profile.name, outcome);
-            if failed {
-                break;
-            }
-        }
-        assert!(compactions > steps / 8 && refused > 0, "{layout:?}: {compactions}, {refused}");
-        (0..3).for_each(|s| bed.cache.clear(s).expect("a sequence"));
-        if let CacheLayout::Paged { pages, .. } = layout {
-            assert_eq!(bed.cache.free_pages(), pages);
         }
     }
     report.finish();

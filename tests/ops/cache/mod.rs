@@ -13,6 +13,7 @@ mod rings;
 mod rotation;
 mod rows;
 mod steps;
+mod walks;
 
 use wgpu_attention::cache::{CacheLayout, CacheStorage, ScaleGroup};
 use wgpu_attention::tuning::Target;
