@@ -55,6 +55,8 @@ mod memory;
 #[path = "../harness/mods.rs"]
 #[allow(dead_code)]
 mod mods;
+#[path = "../harness/process.rs"]
+mod process;
 #[path = "../harness/random.rs"]
 #[allow(dead_code)]
 mod random;
@@ -79,6 +81,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use choices::Choices;
+use process::resident;
 use world::{Outcome, World};
 
 /// The sum of the subjects' families.
@@ -243,6 +246,8 @@ struct Tally {
     failures: Vec<String>,
     compiled: BTreeMap<&'static str, usize>,
     snapshot: Vec<(u64, String)>,
+    /// The memory of the process in MiB after a tenth of the cases.
+    early_memory: Option<u64>,
 }
 
 impl Tally {
@@ -312,6 +317,9 @@ fn hostile_input() {
             let mut tally = tally.lock().expect("no panic here");
             *tally.compiled.entry(subject).or_default() += compiled;
             tally.snapshot.extend(line.map(|line| (seed, line)));
+            if seed < first + cases / 10 {
+                tally.early_memory = resident();
+            }
             match result {
                 Ok(outcome) => tally.count(subject, &outcome),
                 Err(why) => {
@@ -349,7 +357,7 @@ fn hostile_input() {
             }
         }
     });
-    let Tally { outcomes, subjects, failures, compiled, snapshot: mut lines } =
+    let Tally { outcomes, subjects, failures, compiled, snapshot: mut lines, early_memory } =
         tally.into_inner().expect("no panic here");
     let ran = done.into_inner();
     if let Some(file) = snapshot {
@@ -360,6 +368,17 @@ fn hostile_input() {
     say(&format!(
         "hostile input: {ran} cases from {first} on in {} s on {threads} threads",
         started.elapsed().as_secs()
+    ));
+    let total = |n: usize| subjects.values().map(|counts| counts[n]).sum::<usize>();
+    let mib = |memory: Option<u64>| memory.map_or("unknown".into(), |mib| mib.to_string());
+    say(&format!(
+        "  {} faults, {} run, {} accepted otherwise, {} refused; memory {} MiB after a tenth, {} MiB at the end",
+        failures.len(),
+        total(0),
+        total(1),
+        total(2),
+        mib(early_memory),
+        mib(resident())
     ));
     say(&format!("  by outcome: {outcomes:?}"));
     say(&format!("  run, accepted otherwise, refused: {subjects:?}"));

@@ -6,7 +6,9 @@ use wgpu_attention::cache::{CacheLayout, CacheStorage};
 
 use super::as_gpu;
 use super::compaction::{LAYOUTS, check, lists};
-use crate::harness::{Ask, Bed, Count, Data, FORMS, Kind, Profile, Report, Rng, Rules, full, rest, say};
+use crate::harness::{
+    Ask, Bed, Count, Data, FORMS, Kind, Profile, Report, Rng, Rules, full, resident, rest, say,
+};
 use crate::laws::property::seed;
 
 /// The number of sequences.
@@ -171,11 +173,4 @@ fn long_walk_has_flat_memory() {
         assert!(late <= early + early / 20, "{early} MiB after a tenth, {late} MiB at the end");
     }
     walk.finish();
-}
-
-/// Returns the memory of this process in MiB, on systems that tell it.
-fn resident() -> Option<u64> {
-    let text = std::fs::read_to_string("/proc/self/status").ok()?;
-    let line = text.lines().find(|line| line.starts_with("VmRSS:"))?;
-    Some(line.split_whitespace().nth(1)?.parse::<u64>().ok()? / 1024)
 }
