@@ -14,6 +14,7 @@ mod package;
 mod process;
 mod prose;
 mod repo;
+mod size;
 mod terminal;
 mod web;
 mod windows;
@@ -28,7 +29,7 @@ use repo::Repo;
 
 type Main = fn(&Repo, Vec<OsString>) -> Result;
 
-const COMMANDS: [(&str, Main); 10] = [
+const COMMANDS: [(&str, Main); 11] = [
     ("browser", browser::main),
     ("dawn", dawn::main),
     ("drivers", drivers::main),
@@ -37,6 +38,7 @@ const COMMANDS: [(&str, Main); 10] = [
     ("mpi", mpi::main),
     ("package", package::main),
     ("prose", prose::main),
+    ("size", size::main),
     ("terminal", terminal::main),
     ("web", web::main),
 ];

@@ -8,6 +8,7 @@ use std::process::{Command, Output};
 
 use serde_json::Value;
 
+use crate::browser::{Log, Toolchain};
 use crate::error::{At, Result, failed, refused};
 use crate::files;
 use crate::process;
@@ -17,6 +18,8 @@ const USAGE: &str = "\
 scripts/package [STEP...]: checks that the crate is fit to be published.
 
   package    `cargo package` gives no warning and less than 10 MB, and the packed library compiles
+  publish    `cargo publish --dry-run` gives no warning for the crates that are published
+  docs       the documentation builds as docs.rs builds it: from the packed library, for its targets
   msrv       Cargo.toml's rust-version is the toolchain that runs the tests, or an older installed one
   deny       the dependencies' licences, sources and version requirements satisfy deny.toml (cargo-deny, which is built
              under target/tools if it is not installed)
@@ -31,8 +34,10 @@ const CARGO_DENY: &str = "cargo-deny@0.20.2";
 
 type Step = fn(&Crate) -> Result<String>;
 
-const STEPS: [(&str, Step); 5] = [
+const STEPS: [(&str, Step); 7] = [
     ("package", Crate::package),
+    ("publish", Crate::publish),
+    ("docs", Crate::docs),
     ("msrv", Crate::msrv),
     ("deny", Crate::deny),
     ("audit", Crate::audit),
@@ -109,6 +114,56 @@ impl Crate {
         process::run(check.env("CARGO_TARGET_DIR", target))
             .map_err(|_| failed("what it packs does not compile"))?;
         Ok(format!("{} files, {bytes} bytes, compiles", names.lines().count()))
+    }
+
+    fn publish(&self) -> Result<String> {
+        let names = self.repo.published()?;
+        let mut publish = self.repo.cargo();
+        publish.args([
+            "publish",
+            "--dry-run",
+            "--color",
+            "never",
+            "--locked",
+            "--no-verify",
+            "--allow-dirty",
+        ]);
+        names.iter().for_each(|name| _ = publish.args(["-p", name]));
+        let log = said(&mut publish, "cargo publish")?;
+        let is_fault = |line: &&str| line.starts_with("warning") && !line.ends_with("due to dry run");
+        match log.lines().find(is_fault) {
+            Some(line) => Err(failed(line)),
+            None => Ok(names.join(", ")),
+        }
+    }
+
+    /// Documents what `package` has unpacked. docs.rs uses a newer compiler, and sets `docsrs`, which
+    /// the library ignores.
+    fn docs(&self) -> Result<String> {
+        self.package()?;
+        let targets = &self.metadata["metadata"]["docs"]["rs"]["targets"];
+        let targets: Vec<&str> = targets.as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+        for target in &targets {
+            let log = Log::new(self.tools.join("log.docs"))?;
+            let Some(toolchain) = Toolchain::get(&self.repo, target, &log)? else {
+                return Ok(format!("skipped: no standard library for {target}"));
+            };
+            let mut doc = self.repo.cargo();
+            doc.args([
+                "doc",
+                "--quiet",
+                "--no-deps",
+                "--locked",
+                "--lib",
+                "--target",
+                target,
+                "--manifest-path",
+            ]);
+            doc.arg(self.repo.target.join("unpacked/Cargo.toml")).envs(toolchain.variables());
+            doc.env("CARGO_TARGET_DIR", &self.repo.target).env("RUSTDOCFLAGS", "-D warnings");
+            process::run(&mut doc).map_err(|_| failed(format!("not for {target}")))?;
+        }
+        Ok(targets.join(", "))
     }
 
     fn msrv(&self) -> Result<String> {

@@ -64,6 +64,13 @@ impl Repo {
         own.ok_or_else(|| failed(format!("cargo knows no {CRATE}")))
     }
 
+    /// Returns the names of the crates that are published.
+    pub fn published(&self) -> Result<Vec<String>> {
+        let packages = self.packages()?;
+        let published = packages.iter().filter(|package| package["publish"].is_null());
+        Ok(published.filter_map(|package| package["name"].as_str().map(str::to_owned)).collect())
+    }
+
     /// Returns the names of all targets of a kind: `bench`, `test` ...
     pub fn targets(&self, kind: &str) -> Result<Vec<String>> {
         let of_kind =
