@@ -1,7 +1,9 @@
-"""Files of cases, for the programs that make them."""
+"""Files of cases and samples of grids, for the programs that make them."""
 
+import itertools
 import json
 import os
+import random
 
 import numpy as np
 
@@ -29,3 +31,20 @@ def write(path, tensors, metadata):
     os.makedirs(os.path.dirname(path), exist_ok=True)
     with open(path, "wb") as file:
         file.write(len(text).to_bytes(8, "little") + text + b"".join(blobs))
+
+
+def pairwise(axes, allowed=lambda case: True, seed=0, drawn=10000):
+    """Chooses cases of a grid. Each pair of values of two axes occurs that occurs in `drawn` random cases.
+
+    `axes` has the values of each axis. Each step takes the case with the most pairs that are still missing.
+    """
+    rng = random.Random(seed)
+    cases = ({name: rng.choice(values) for name, values in axes.items()} for _ in itertools.repeat(None))
+    cases = list(itertools.islice(filter(allowed, cases), drawn))
+    pairs = [frozenset(itertools.combinations(case.items(), 2)) for case in cases]
+    missing, chosen = set().union(*pairs), []
+    while missing:
+        best = max(range(drawn), key=lambda n: len(pairs[n] & missing))
+        missing -= pairs[best]
+        chosen.append(cases[best])
+    return chosen

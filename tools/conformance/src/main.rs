@@ -2,6 +2,7 @@
 //! [SUITE...] [--page PAGE] [--share N/OF]`. `scripts/conformance` makes the cases first.
 
 mod case;
+mod ggml;
 mod onnx;
 mod outcome;
 mod page;

@@ -3,8 +3,8 @@
 use wgpu_attention::Gpu;
 
 use crate::case::Case;
-use crate::onnx;
 use crate::outcome::Ran;
+use crate::{ggml, onnx};
 
 pub struct Suite {
     /// The folder of its cases.
@@ -16,9 +16,17 @@ pub struct Suite {
 }
 
 /// All suites, in the order of the page.
-pub const SUITES: &[Suite] = &[Suite {
-    folder: "onnx",
-    title: "ONNX's node cases",
-    about: "All cases of these operators in the package. ONNX's reference implementation computes in the case's type, and in f64.",
-    run: onnx::run,
-}];
+pub const SUITES: &[Suite] = &[
+    Suite {
+        folder: "onnx",
+        title: "ONNX's node cases",
+        about: "All cases of these operators in the package. ONNX's reference implementation computes in the case's type, and in f64.",
+        run: onnx::run,
+    },
+    Suite {
+        folder: "ggml",
+        title: "ggml's operators",
+        about: "Parameters of ggml's `test-backend-ops`. For each two parameters, every pair of their values occurs. ggml's CPU backend computes the expected outputs. NumPy computes them in f64, from the numbers that ggml stores.",
+        run: ggml::run,
+    },
+];
