@@ -26,7 +26,7 @@ pub const SUITES: &[Suite] = &[
     Suite {
         folder: "ggml",
         title: "ggml's operators",
-        about: "Parameters of ggml's `test-backend-ops`. For each two parameters, every pair of their values occurs. ggml's CPU backend computes the expected outputs. NumPy computes them in f64, from the numbers that ggml stores.",
+        about: "Parameters of ggml's `test-backend-ops`. The cases are samples: every pair of values of two parameters occurs. ggml's CPU backend computes the expected outputs. NumPy computes them in f64, from the numbers that ggml stores.",
         run: ggml::run,
     },
 ];
