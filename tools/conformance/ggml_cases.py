@@ -11,6 +11,7 @@ import ctypes
 import os
 import sys
 import zlib
+from functools import partial
 
 import numpy as np
 
@@ -208,7 +209,8 @@ def set_rows(rng, case):
     shape = case["batch"], case["heads"], case["kv"], case["dim"]
     kind, source = case["type"], case["source"]
     old = rng.uniform(-1, 1, shape).astype(np.float32)
-    new = rng.uniform(-1, 1, (*shape[:2], case["rows"], case["dim"])).astype(np.float16 if source == "f16" else np.float32)
+    new = rng.uniform(-1, 1, (*shape[:2], case["rows"], case["dim"]))
+    new = new.astype(np.float16 if source == "f16" else np.float32)
     at = np.stack([rng.permutation(case["kv"])[: case["rows"]] for _ in range(case["batch"])])
     with Ggml() as ggml:
         rows = ggml.tensor(new, source, view=case["view"])
@@ -425,15 +427,7 @@ def indexer_allowed(case):
     return case["heads"] * case["q"] * case["batch"][0] <= 32 * 512
 
 
-def layer_norm(rng, case):
-    return norm(rng, case, True)
-
-
-def rms_norm(rng, case):
-    return norm(rng, case, False)
-
-
-def norm(rng, case, layer):
+def norm(rng, case, layer=True):
     n = case["columns"]
     uniform = lambda *shape: rng.uniform(-10, 10, shape).astype(np.float32)
     x = uniform(3, 4, 5, n)
@@ -539,19 +533,19 @@ def name_of(prefix, case):
 def main(folder, library):
     Ggml.library = ctypes.CDLL(library)
     Ggml().cpu_init()
-    suites = [
+    operators = [
         ("FLASH_ATTN_EXT", flash_attention, 5e-4, pairwise(FLASH, flash_allowed) + other_formats()),
         ("GATED_DELTA_NET", gated_delta, 1e-7, pairwise(DELTA, lambda c: c["snapshots"] == 1 or c["tokens"] <= 16)),
         ("GATED_LINEAR_ATTN", linear_attention, 1e-7, pairwise(LINEAR)),
         ("LIGHTNING_INDEXER", indexer, 1e-6, pairwise(INDEXER, indexer_allowed)),
-        ("NORM", layer_norm, 1e-7, pairwise(NORM)),
-        ("RMS_NORM", rms_norm, 1e-7, pairwise(NORM)),
+        ("NORM", norm, 1e-7, pairwise(NORM)),
+        ("RMS_NORM", partial(norm, layer=False), 1e-7, pairwise(NORM)),
         ("ROPE", rotation, 1e-7, pairwise(ROPE, lambda c: c["tokens"] * c["heads"] * c["batch"] < 7000)),
         ("SET_ROWS", set_rows, set_rows_limit, pairwise(SET_ROWS, set_rows_allowed)),
         ("SSM_CONV", short_convolution, 1e-7, pairwise(CONVOLUTION)),
         ("SSM_SCAN", selective_scan, 1e-7, pairwise(SCAN, scan_allowed)),
     ]
-    for operator, compute, limit, cases in suites:
+    for operator, compute, limit, cases in operators:
         for case in cases:
             name = name_of(operator.lower(), case)
             inputs, outputs, attributes = compute(np.random.default_rng(zlib.crc32(name.encode())), case)
