@@ -137,8 +137,8 @@ impl Crate {
         }
     }
 
-    /// Documents what `package` has unpacked. docs.rs uses a newer compiler, and sets `docsrs`, which
-    /// the library ignores.
+    /// Documents the library that `package` has unpacked. docs.rs uses a newer compiler, and sets
+    /// `docsrs`, which the library ignores.
     fn docs(&self) -> Result<String> {
         self.package()?;
         let targets = &self.metadata["metadata"]["docs"]["rs"]["targets"];

@@ -18,7 +18,7 @@ The section \"Sizes\" of CHANGELOG.md has a line for each. The check fails if on
 if it has no line: then change the line, which tells users. A program that cannot be built is skipped, with a message.
 ";
 
-/// What is measured, in the words of CHANGELOG.md.
+/// The measured sizes, in the words of CHANGELOG.md.
 const NATIVE: &str = "A native program with `Attention`, stripped, over one with wgpu alone";
 const WASM: &str = "A WebAssembly program with `Attention`";
 const WASM_OVER: &str = "A WebAssembly program with `Attention`, over one with wgpu alone";
