@@ -96,11 +96,12 @@ impl Sizes {
     }
 }
 
-/// Rounds elements to the type of stored tensors. F32 stands for the type of the reference.
+/// Rounds elements to the type of stored tensors. F32 stands for the type of the reference. The
+/// elements become f32 first, as in kernels: `half` ignores the last bits of f64.
 fn stored<R: Real>(x: Vec<R>, dtype: DType) -> Vec<R> {
     let round = |x: R| match dtype {
-        DType::F16 => R::of(f16::from_f64(x.f64()).to_f64()),
-        DType::BF16 => R::of(bf16::from_f64(x.f64()).to_f64()),
+        DType::F16 => R::of(f16::from_f32(x.f64() as f32).to_f64()),
+        DType::BF16 => R::of(bf16::from_f32(x.f64() as f32).to_f64()),
         _ => x,
     };
     x.into_iter().map(round).collect()
