@@ -1,21 +1,28 @@
 //! Runs the cases of other projects' suites, and writes docs/conformance.md: `conformance FOLDER
 //! [SUITE...] [--page PAGE] [--share N/OF]`. `scripts/conformance` makes the cases first.
 
+mod cached;
+mod calls;
 mod case;
+mod dense;
+mod flash_attention;
+mod flashinfer;
 mod ggml;
+mod mods;
 mod onnx;
 mod outcome;
 mod page;
 mod rule;
 mod section;
 mod suites;
+mod tables;
 mod tensor;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use lexopt::prelude::*;
-use wgpu_attention::Gpu;
+use wgpu_attention::{Config, Gpu, wgpu};
 
 use case::Case;
 use section::{Section, Verdict};
@@ -75,7 +82,7 @@ fn main() -> ExitCode {
 /// Runs the share. Returns false if a case failed.
 fn run() -> Result<bool, Box<dyn std::error::Error>> {
     let options = Options::read()?;
-    let gpu = Gpu::new()?;
+    let gpu = device()?;
     let mut sections = Vec::new();
     for suite in &options.suites {
         let section = run_suite(&gpu, suite, &options)?;
@@ -86,6 +93,21 @@ fn run() -> Result<bool, Box<dyn std::error::Error>> {
         std::fs::write(path, page::text(&gpu, &sections))?;
     }
     Ok(sections.iter().all(|section| section.failures() == 0))
+}
+
+/// Opens the device. A software driver gets no 16-bit arithmetic, because it compiles such kernels
+/// for minutes. Halves are then pairs in words.
+fn device() -> Result<Gpu, Box<dyn std::error::Error>> {
+    let gpu = Gpu::new()?;
+    if gpu.device().adapter_info().device_type != wgpu::DeviceType::Cpu {
+        return Ok(gpu);
+    }
+    let instance = wgpu::Instance::new(wgpu::InstanceDescriptor::new_without_display_handle_from_env());
+    let adapter = pollster::block_on(instance.request_adapter(&wgpu::RequestAdapterOptions::default()))?;
+    let (required_features, required_limits) = Config::new(1, 1).required(&adapter);
+    let descriptor = wgpu::DeviceDescriptor { required_features, required_limits, ..Default::default() };
+    let (device, queue) = pollster::block_on(adapter.request_device(&descriptor))?;
+    Ok(Gpu::with_device(device, queue))
 }
 
 fn run_suite(

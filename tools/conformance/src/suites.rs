@@ -4,7 +4,7 @@ use wgpu_attention::Gpu;
 
 use crate::case::Case;
 use crate::outcome::Ran;
-use crate::{ggml, onnx};
+use crate::{flash_attention, flashinfer, ggml, onnx};
 
 pub struct Suite {
     /// The folder of its cases.
@@ -28,5 +28,17 @@ pub const SUITES: &[Suite] = &[
         title: "ggml's operators",
         about: "Parameters of ggml's `test-backend-ops`. The cases are samples: every pair of values of two parameters occurs. ggml's CPU backend computes the expected outputs. NumPy computes them in f64, from the numbers that ggml stores.",
         run: ggml::run,
+    },
+    Suite {
+        folder: "flash_attention",
+        title: "FlashAttention's parameters",
+        about: "Parameters of `tests/test_flash_attn.py` and `tests/cute`, with lengths up to 1024. Each pair of values of two parameters of a row occurs in a case. JAX computes on the CPU, in the case's type and in f64: its own attention where that has the options, else the published definitions. The tolerance is FlashAttention's: two times JAX's error in the same type, three times for gradients and caches.",
+        run: flash_attention::run,
+    },
+    Suite {
+        folder: "flashinfer",
+        title: "flashinfer's parameters",
+        about: "Parameters of `tests/attention`, pairwise and computed by JAX as above. The tolerance is flashinfer's: 1e-3 in f16, 1e-2 in bf16.",
+        run: flashinfer::run,
     },
 ];

@@ -3,40 +3,16 @@
 use std::collections::BTreeMap;
 
 use wgpu_attention::attention::ScoreStage;
-use wgpu_attention::cache::{Append, CacheRead, CacheStorage, Tokens};
+use wgpu_attention::cache::{Append, CacheRead, Tokens};
 use wgpu_attention::mask::{DeviceMask, ScoreMod};
 use wgpu_attention::{
-    Alignment, Attention, Cache, CacheConfig, Config, DType, Forward, Gpu, Scratch, Shape, TensorView,
+    Alignment, Attention, Cache, CacheConfig, Config, DType, Forward, Gpu, Shape, TensorView,
 };
 
+use crate::calls::{self, Heads};
 use crate::case::Case;
 use crate::outcome::{Failed, Outcome, Ran, float};
 use crate::tensor::{Placed, Tensor};
-
-/// A tensor of heads: `[batch, heads, length, dim]`, or `[batch, length, heads · dim]`.
-struct Heads {
-    placed: Placed,
-    shape: [usize; 4],
-    is_3d: bool,
-}
-
-impl Heads {
-    fn new(gpu: &Gpu, tensor: &Tensor, heads: Option<i64>) -> Result<Self, Failed> {
-        let placed = Placed::new(gpu, &tensor.data, float(tensor)?, tensor.four())?;
-        let (shape, is_3d) = match tensor.shape[..] {
-            [batch, length, width] => {
-                let heads = heads.ok_or_else(|| Failed("no number of heads".into()))? as usize;
-                ([batch, heads, length, width / heads], true)
-            }
-            _ => (tensor.four(), false),
-        };
-        Ok(Heads { placed, shape, is_3d })
-    }
-
-    fn view(&self) -> TensorView<'_> {
-        if self.is_3d { self.placed.blhd(self.shape) } else { self.placed.viewed(self.shape) }
-    }
-}
 
 /// Past and new keys and values. A cache appends them, and both are read back.
 fn with_past(gpu: &Gpu, case: &Case, dtype: DType, k: &Heads, v: &Heads) -> Result<[Placed; 2], Failed> {
@@ -45,13 +21,10 @@ fn with_past(gpu: &Gpu, case: &Case, dtype: DType, k: &Heads, v: &Heads) -> Resu
     let (past_k, past_v) = (past_k??, past_v??);
     let [batch, kv_heads, new, head_dim] = k.shape;
     let (old, value_dim) = (past_k.shape[2], v.shape[3]);
-    let storage = match dtype {
-        DType::F16 => CacheStorage::F16,
-        DType::BF16 => CacheStorage::BF16,
-        _ => CacheStorage::F32,
-    };
-    let config =
-        CacheConfig::new(kv_heads, head_dim, old + new).batch(batch).value_dim(value_dim).storage(storage);
+    let config = CacheConfig::new(kv_heads, head_dim, old + new)
+        .batch(batch)
+        .value_dim(value_dim)
+        .storage(calls::storage(dtype));
     let mut cache = Cache::with_pipelines(gpu.pipelines(), config)?;
     let all = |dim| Placed::output(gpu, dtype, [batch, kv_heads, old + new, dim]);
     let (all_k, all_v) = (all(head_dim)?, all(value_dim)?);
@@ -195,7 +168,7 @@ fn run(gpu: &Gpu, case: &Case, call: Call) -> Ran {
     let dtype = float(case.input("Q")?)?;
     let attention = Attention::with_pipelines(gpu.pipelines(), config)?;
     let out = Placed::output(gpu, dtype, shape.out())?;
-    let out_view = if q.is_3d { out.blhd(shape.out()) } else { out.view() };
+    let out_view = if q.is_blhd { out.blhd(shape.out()) } else { out.view() };
     let wanted = case.output("qk_matmul_output");
     let pairs = wanted.map(|_| Placed::output(gpu, dtype, shape.weights())).transpose()?;
     for (first, count, mask) in masks {
@@ -214,8 +187,7 @@ fn run(gpu: &Gpu, case: &Case, call: Call) -> Ran {
                 _ => call.weights(pairs),
             };
         }
-        let mut scratch = Scratch::new(gpu.device(), attention.scratch_size(&call)?)?;
-        gpu.submit(|e| attention.forward(e, &call, &mut scratch))?;
+        calls::forward(gpu, &attention, &call)?;
     }
     let mut computed = BTreeMap::from([("Y", out.download(gpu)?)]);
     if let Some([k, v]) = present {

@@ -6,8 +6,9 @@ use wgpu_attention::mask::DeviceMask;
 use wgpu_attention::matmul::Activation;
 use wgpu_attention::position::{Positions, RopeOrder, Rotate, Rotation, RowPositions};
 use wgpu_attention::rows::{Elementwise, ElementwiseForward, Norm, NormConfig, NormForward};
-use wgpu_attention::{Attention, Config, DType, Forward, Gpu, Scratch, Shape};
+use wgpu_attention::{Attention, Config, DType, Forward, Gpu, Shape};
 
+use crate::calls;
 use crate::case::Case;
 use crate::outcome::{Failed, Outcome, Ran, float};
 use crate::tensor::{Placed, Tensor};
@@ -45,8 +46,7 @@ pub fn softmax(gpu: &Gpu, case: &Case) -> Ran {
     let call = Forward::new(q.view(), k.view(), v.view(), out.view())
         .mask(DeviceMask::none().bias(bias.view().transposed(2, 3)))
         .weights(weights.viewed([before, 1, columns, after]).transposed(2, 3));
-    let mut scratch = Scratch::new(gpu.device(), attention.scratch_size(&call)?)?;
-    gpu.submit(|e| attention.forward(e, &call, &mut scratch))?;
+    calls::forward(gpu, &attention, &call)?;
     Ok(Outcome::Computed(BTreeMap::from([("y", weights.download(gpu)?)])))
 }
 

@@ -1,0 +1,86 @@
+//! Tensors and calls of attention that several suites have.
+
+use wgpu_attention::cache::CacheStorage;
+use wgpu_attention::{
+    Attention, Config, DType, Error, Forward, Gpu, KernelOptions, Scratch, Shape, TensorView,
+};
+
+use crate::case::Case;
+use crate::outcome::{Failed, float};
+use crate::tensor::{Placed, Tensor};
+
+/// A tensor of heads. `shape` is `[batch, heads, length, dim]`.
+pub struct Heads {
+    pub placed: Placed,
+    pub shape: [usize; 4],
+    /// True if heads come after the length in memory.
+    pub is_blhd: bool,
+}
+
+impl Heads {
+    /// Takes `[batch, heads, length, dim]`, or `[batch, length, heads · dim]`.
+    pub fn new(gpu: &Gpu, tensor: &Tensor, heads: Option<i64>) -> Result<Self, Failed> {
+        let placed = Placed::new(gpu, &tensor.data, float(tensor)?, tensor.four())?;
+        let (shape, is_blhd) = match tensor.shape[..] {
+            [batch, length, width] => {
+                let heads = heads.ok_or_else(|| Failed("no number of heads".into()))? as usize;
+                ([batch, heads, length, width / heads], true)
+            }
+            _ => (tensor.four(), false),
+        };
+        Ok(Heads { placed, shape, is_blhd })
+    }
+
+    /// Takes `[batch, length, heads, dim]`, or tensors side by side, `[batch, length, tensors,
+    /// heads, dim]`.
+    pub fn blhd(gpu: &Gpu, tensor: &Tensor) -> Result<Self, Failed> {
+        let shape = match tensor.shape[..] {
+            [batch, length, heads, dim] => [batch, heads, length, dim],
+            [batch, length, tensors, heads, dim] => [batch, tensors * heads, length, dim],
+            _ => return Err(Failed("other axes".into())),
+        };
+        let placed = Placed::new(gpu, &tensor.data, float(tensor)?, shape)?;
+        Ok(Heads { placed, shape, is_blhd: true })
+    }
+
+    /// Makes an output, `[batch, length, heads, dim]` in memory.
+    pub fn output(gpu: &Gpu, dtype: DType, shape: [usize; 4]) -> Result<Self, Error> {
+        Ok(Heads { placed: Placed::output(gpu, dtype, shape)?, shape, is_blhd: true })
+    }
+
+    pub fn view(&self) -> TensorView<'_> {
+        if self.is_blhd { self.placed.blhd(self.shape) } else { self.placed.viewed(self.shape) }
+    }
+
+    /// Returns tensor `n` of `count` tensors side by side.
+    pub fn part(&self, n: usize, count: usize) -> TensorView<'_> {
+        let heads = self.shape[1] / count;
+        self.view().slice(1, n * heads, heads)
+    }
+}
+
+/// Runs a forward call.
+pub fn forward(gpu: &Gpu, attention: &Attention, call: &Forward) -> Result<(), Error> {
+    let mut scratch = Scratch::new(gpu.device(), attention.scratch_size(call)?)?;
+    gpu.submit(|e| attention.forward(e, call, &mut scratch))
+}
+
+/// Returns the storage of a cache that holds `dtype`.
+pub fn storage(dtype: DType) -> CacheStorage {
+    match dtype {
+        DType::F16 => CacheStorage::F16,
+        DType::BF16 => CacheStorage::BF16,
+        _ => CacheStorage::F32,
+    }
+}
+
+/// Returns the configuration of a case: `scale`, `softcap` and `splits` are attributes. A softcap or
+/// a number of splits of 0 is none.
+pub fn config(case: &Case, shape: &Shape, dtype: DType) -> Config {
+    let splits = case.integer("splits").filter(|n| *n > 0);
+    Config::of(shape)
+        .dtype(dtype)
+        .scale(case.number("scale"))
+        .softcap(case.number("softcap").filter(|c| *c > 0.0))
+        .kernel_options(splits.map_or(KernelOptions::new(), |n| KernelOptions::new().splits(n as usize)))
+}
