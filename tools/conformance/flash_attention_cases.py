@@ -26,7 +26,7 @@ MASKS = {
     "right": (False, -1, 0.4),
     "causal_window": (True, 0.35, -1),
 }
-HEADS = {"mha": (6, 6), "mqa": (6, 1), "gqa": (6, 2)}
+HEADS = {"mha": (4, 4), "mqa": (4, 1), "gqa": (4, 2)}
 FEW_HEADS = {"mha": (2, 2), "mqa": (2, 1), "gqa": (4, 2)}
 
 
@@ -242,7 +242,7 @@ class Packed(Dense):
         # The sequence, the index in it, and the difference of the lengths, for each query and key.
         (self.q_of, self.i), (self.k_of, self.j) = (self.indices(n) for n in lengths)
         self.offset = (lengths[1] - lengths[0])[self.q_of]
-        self.inputs |= {"cu_seqlens_q": self.starts[0].astype(np.int64), "cu_seqlens_k": self.starts[1].astype(np.int64)}
+        self.inputs |= {f"cu_seqlens_{name}": starts.astype(np.int64) for name, starts in zip("qk", self.starts)}
         self.longest = int(lengths[1].max())
 
     @staticmethod
@@ -363,8 +363,9 @@ def cache(suite, rng):
     # DeepSeek's keys of 192 channels and values of 128, in pages.
     plain = {name: values[0] for name, values in grid.items()} | {"dtype": "bf16", "mask": "causal", "dim": (192, 128)}
     rows += [plain | {"page": page, "lengths": (n, 256)} for page, n in ((16, 64), (64, 128), (256, 256))]
-    # Pages of other sizes.
+    # Pages of other sizes, and many keys.
     rows += [plain | {"page": page, "dim": 64, "lengths": (3, 1024)} for page in (1, 4)]
+    rows.append(plain | {"heads": "mqa", "dim": 64, "lengths": (16, 20000)})
     for n, row in enumerate(rows):
         inputs, attributes, function = cached(row, rng)
         loose = 5 if row["alibi"] else 3
@@ -538,6 +539,8 @@ class PackedScored(Packed):
         rows = {"q": self.row["lengths"][0], "k": self.row["lengths"][1]}
         for name, axis in PACKED_MODS[self.row["mod"]][1].items():
             self.inputs[name] = normal(self.rng, self.dtype, rows[axis])
+        if self.row["mod"] == "global_rel_plus_kv_bias":
+            self.inputs["query_index"] = self.i.astype(np.int64)
 
     def attend(self, x):
         function, names = PACKED_MODS[self.row["mod"]]
@@ -562,7 +565,8 @@ def packed_score_mods(suite, rng):
     for n, row in enumerate(pairwise(grid, 9)):
         case = PackedScored(row, rng)
         case.masked()
-        case.write(suite, "score mods, packed", name_of("packed_mod", n, row, "dtype", "heads", "lengths", "mod", "mask"))
+        name = name_of("packed_mod", n, row, "dtype", "heads", "lengths", "mod", "mask")
+        case.write(suite, "score mods, packed", name)
 
 
 def main(folder):

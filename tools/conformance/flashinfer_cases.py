@@ -322,7 +322,13 @@ def latent(suite, rng):
 
 
 def merged_states(suite, rng):
-    grid = {"dtype": ["f16", "f32"], "states": [2, 3, 5, 9], "heads": [4, 32], "dim": [64, 128, 256], "empty": [False, True]}
+    grid = {
+        "dtype": ["f16", "f32"],
+        "states": [2, 3, 5, 9],
+        "heads": [4, 32],
+        "dim": [64, 128, 256],
+        "empty": [False, True],
+    }
     for n, row in enumerate(pairwise(grid, 12)):
         states, heads = row["states"], row["heads"]
         lse = rng.standard_normal((states, 1, heads, 17, 1)).astype(np.float32) * 10
@@ -338,7 +344,7 @@ def merged_states(suite, rng):
             return {"out": out.astype(x["v"].dtype), "lse": (jnp.log(total) + most)[..., 0]}
 
         name = name_of("merge", n, row, "dtype", "states", "heads", "dim")
-        suite.write(name, "merged states", {}, inputs, in_both_types(function, inputs), limits(row, "out", "lse") | limits({}, "out", "lse"))
+        suite.write(name, "merged states", {}, inputs, in_both_types(function, inputs), limits({}, "out", "lse"))
 
 
 def main(folder):

@@ -3,9 +3,7 @@
 use std::collections::BTreeMap;
 
 use wgpu_attention::mask::{Blocks, DeviceMask};
-use wgpu_attention::{
-    Alignment, Attention, Backward, DType, Dropout, Forward, Gpu, Scratch, Shape, TensorView,
-};
+use wgpu_attention::{Attention, Backward, DType, Dropout, Forward, Gpu, Scratch, Shape, TensorView};
 
 use crate::calls::{self, Heads};
 use crate::case::Case;
@@ -44,9 +42,6 @@ fn mask<'a>(case: &Case, tables: &'a Tables, shape: &Shape) -> Result<DeviceMask
         mask = mods::masked(mask, name, tables)?;
     }
     if let Some(name) = case.text("score_mod") {
-        if name == "global_rel_plus_kv_bias" {
-            mask = mask.aligned(Alignment::TopLeft);
-        }
         mask = mask.score_mod(mods::score(name, tables)?);
     }
     Ok(mask)

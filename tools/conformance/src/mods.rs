@@ -70,14 +70,21 @@ pub fn score<'a>(name: &str, tables: &'a Tables) -> Result<BoundScoreMod<'a>, Fa
         "global_kv_bias" => (format!("score + {key}"), &["key_bias"]),
         "global_q_bias" => (format!("score + {query}"), &["query_bias"]),
         "global_q_and_kv_bias" => (format!("score + {query} + {key}"), &["query_bias", "key_bias"]),
-        "global_rel_plus_kv_bias" => {
-            (format!("score + 0.1 * f32(abs(at.position - i32(at.key))) + {key}"), &["key_bias"])
-        }
+        "global_rel_plus_kv_bias" => (
+            format!(
+                "score + 0.1 * f32(abs(i32(query_index_at(0u, 0u, at.query, 0u)) - i32(at.key - at.sequence_start))) + {key}"
+            ),
+            &["key_bias", "query_index"],
+        ),
         other => return Err(Failed(format!("the score function {other} is not known"))),
     };
     let text = format!("fn score_mod(score: f32, at: At) -> f32 {{ return {body}; }}");
-    let floats: Vec<_> = captured.iter().map(|name| Captured::float(*name)).collect();
-    Ok(ScoreMod::capturing(&text, &floats)?.with(&views(captured, tables)?))
+    let kind = |name: &&str| match *name {
+        "query_index" => Captured::number(*name),
+        _ => Captured::float(*name),
+    };
+    let kinds: Vec<_> = captured.iter().map(kind).collect();
+    Ok(ScoreMod::capturing(&text, &kinds)?.with(&views(captured, tables)?))
 }
 
 fn views<'a>(names: &[&str], tables: &'a Tables) -> Result<Vec<wgpu_attention::TensorView<'a>>, Failed> {

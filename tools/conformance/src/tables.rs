@@ -70,7 +70,7 @@ fn shape_of(name: &str, tensor: &Tensor) -> Option<[usize; 4]> {
         "alibi_slopes" | "linear_slopes" => [axis(0), axis(1), 1, 1],
         "sink" | "head_bias" | "head_scale" => [1, axis(0), 1, 1],
         "batch_bias" => [axis(0), 1, 1, 1],
-        "position_bias" | "query_bias" => [1, 1, axis(0), 1],
+        "position_bias" | "query_bias" | "query_index" => [1, 1, axis(0), 1],
         "key_bias" | "key_scale" | "thresholds" | "cu_seqlens_q" | "cu_seqlens_k" => [1, 1, 1, axis(0)],
         "documents" => [axis(0), axis(1), axis(2), 1],
         "keep" | "attn_mask" | "block_mask" => tensor.four(),
