@@ -74,8 +74,8 @@ pub fn storage(dtype: DType) -> CacheStorage {
     }
 }
 
-/// Returns the configuration of a case: `scale`, `softcap` and `splits` are attributes. A softcap or
-/// a number of splits of 0 is none.
+/// Returns the configuration of a case: `scale`, `softcap` and `splits` are attributes. A softcap
+/// of 0 is none, and 0 splits are chosen by the plan.
 pub fn config(case: &Case, shape: &Shape, dtype: DType) -> Config {
     let splits = case.integer("splits").filter(|n| *n > 0);
     Config::of(shape)

@@ -37,8 +37,8 @@ impl Tables {
         self.0.get(name).map(Placed::view)
     }
 
-    /// Returns the mask of the attributes `causal`, `left` and `right`, of which −1 is no bound,
-    /// with slopes, sinks and booleans.
+    /// Returns the mask of the attributes `causal`, `left` and `right`. A bound of −1 is none.
+    /// Slopes, sinks and booleans are tables.
     pub fn mask(&self, case: &Case) -> DeviceMask<'_> {
         let mut mask =
             if case.integer("causal") == Some(1) { DeviceMask::causal() } else { DeviceMask::none() };
