@@ -9,7 +9,8 @@ import sys
 import jax.numpy as jnp
 import numpy as np
 
-from jax_attention import DTYPES, Suite, attend, in_both_types, pairwise, rotate
+from case_files import pairwise
+from jax_attention import DTYPES, Suite, attend, in_both_types, rotate
 
 
 def normal(rng, dtype, *shape):
@@ -88,7 +89,7 @@ def prefill(suite, rng):
         "layout": ["NHD", "HND"],
         "softcap": [0, 30],
     }
-    rows = pairwise(grid, 1, lambda row: row["q_len"] <= row["kv_len"])
+    rows = pairwise(grid, seed=1, allowed=lambda row: row["q_len"] <= row["kv_len"])
     # Pages of other sizes.
     rows += [rows[0] | {"page": page} for page in (1, 5)]
     for n, row in enumerate(rows):
@@ -107,7 +108,7 @@ def decode(suite, rng):
         "rope": [False, True],
         "layout": ["NHD", "HND"],
     }
-    rows = pairwise(grid, 2)
+    rows = pairwise(grid, seed=2)
     rows += [rows[0] | {"page": page} for page in (1, 8)]
     for n, row in enumerate(rows):
         name = name_of("decode", n, row, "dtype", "heads", "kv_len", "dim", "page")
@@ -125,7 +126,7 @@ def sliding(suite, rng):
         "dim": [64, 128, 256, 512],
         "causal": [True],
     }
-    for n, row in enumerate(pairwise(grid, 3, lambda row: row["q_len"] <= row["kv_len"])):
+    for n, row in enumerate(pairwise(grid, seed=3, allowed=lambda row: row["q_len"] <= row["kv_len"])):
         name = name_of("sliding", n, row, "heads", "q_len", "kv_len", "dim", "left", "page")
         paged(suite, "sliding windows", name, row, rng)
 
@@ -152,7 +153,7 @@ def logits_cap(suite, rng):
         "dim": [128, 256],
         "softcap": [1, 30, 50],
     }
-    for n, row in enumerate(pairwise(grid, 4)):
+    for n, row in enumerate(pairwise(grid, seed=4)):
         name = name_of("softcap", n, row, "heads", "q_len", "kv_len", "dim", "softcap")
         options = {"softcap": row["softcap"]}
         single(suite, "softcaps", name, row, rng, options, {}, lambda x: options)
@@ -167,7 +168,7 @@ def alibi(suite, rng):
         "dim": [128, 256],
         "causal": [False, True],
     }
-    for n, row in enumerate(pairwise(grid, 5, lambda row: row["q_len"] <= row["kv_len"])):
+    for n, row in enumerate(pairwise(grid, seed=5, allowed=lambda row: row["q_len"] <= row["kv_len"])):
         q_len, kv_len, (heads, _) = row["q_len"], row["kv_len"], row["heads"]
         slopes = (2.0 ** (-8 / heads * np.arange(1, heads + 1))).astype(np.float32)[None]
         distance = np.arange(kv_len)[None, :] - (np.arange(q_len)[:, None] + kv_len - q_len)
@@ -188,7 +189,7 @@ def sinks(suite, rng):
         "left": [-1, 128],
         "causal": [False, True],
     }
-    for n, row in enumerate(pairwise(grid, 6)):
+    for n, row in enumerate(pairwise(grid, seed=6)):
         seen = window(row["q_len"], [row["kv_len"]], row["kv_len"], row["causal"], row["left"])
         attributes = {"causal": int(row["causal"]), "left": row["left"]}
         extra = {"sink": (rng.random(row["heads"][0]) * 5).astype(np.float32)}
@@ -206,7 +207,7 @@ def custom_masks(suite, rng):
         "dim": [128, 256],
         "softcap": [0, 30],
     }
-    for n, row in enumerate(pairwise(grid, 7)):
+    for n, row in enumerate(pairwise(grid, seed=7)):
         seen = rng.random((1, 1, row["q_len"], row["kv_len"])) < 0.5
         options = lambda x: {"seen": x["attn_mask"], "softcap": row["softcap"]}
         name = name_of("custom", n, row, "heads", "q_len", "kv_len", "dim")
@@ -223,7 +224,7 @@ def block_sparse(suite, rng):
         "dim": [128, 256],
         "inside": [False, True],
     }
-    for n, row in enumerate(pairwise(grid, 8)):
+    for n, row in enumerate(pairwise(grid, seed=8)):
         (r, c), q_len, kv_len = row["block"], row["q_len"], row["kv_len"]
         blocks = rng.random((1, 1, q_len // r, kv_len // c)) < 0.25
         extra = {"block_mask": blocks}
@@ -247,7 +248,7 @@ def ragged(suite, rng):
         "dim": [64, 128, 256],
         "causal": [False, True],
     }
-    for n, row in enumerate(pairwise(grid, 9, lambda row: row["q_len"] <= row["kv_len"])):
+    for n, row in enumerate(pairwise(grid, seed=9, allowed=lambda row: row["q_len"] <= row["kv_len"])):
         sequences = [(row["q_len"], row["kv_len"]), (row["q_len"] - 7, row["kv_len"] - 2), (1, row["kv_len"] // 2)]
         starts = [np.concatenate([[0], np.cumsum(n)]) for n in zip(*sequences)]
         seen = np.zeros((1, 1, starts[0][-1], starts[1][-1]), bool)
@@ -271,7 +272,7 @@ def shared_prefix(suite, rng):
         "dim": [128, 256],
         "page": [0, 16],
     }
-    for n, row in enumerate(pairwise(grid, 10)):
+    for n, row in enumerate(pairwise(grid, seed=10)):
         batch, heads, dim, unique = row["batch"], row["heads"], row["dim"], row["unique"]
         q_len = 1 if row["stage"] == "decode" else unique
         inputs = {
@@ -303,7 +304,7 @@ def latent(suite, rng):
         "causal": [False, True],
         "page": [0, 16, 64],
     }
-    for n, row in enumerate(pairwise(grid, 11)):
+    for n, row in enumerate(pairwise(grid, seed=11)):
         batch, kv_len, q_len = row["batch"], row["kv_len"], row["q_len"]
         total = np.array([max(q_len, kv_len - 7 * s) for s in range(batch)])
         inputs = {
@@ -329,7 +330,7 @@ def merged_states(suite, rng):
         "dim": [64, 128, 256],
         "empty": [False, True],
     }
-    for n, row in enumerate(pairwise(grid, 12)):
+    for n, row in enumerate(pairwise(grid, seed=12)):
         states, heads = row["states"], row["heads"]
         lse = rng.standard_normal((states, 1, heads, 17, 1)).astype(np.float32) * 10
         if row["empty"]:

@@ -3,10 +3,8 @@
 An output is computed twice from the same inputs: in the case's type, and in f64.
 """
 
-import itertools
 import math
 import os
-import random
 from types import SimpleNamespace
 
 # Each case is compiled and runs once, so compiling fast is faster.
@@ -156,32 +154,3 @@ class Suite:
         }
         tensors = [(f"in.{n}", x) for n, x in inputs.items()] + outputs
         write(os.path.join(self.folder, f"{name}.safetensors"), tensors, metadata)
-
-
-def pairwise(parameters, seed, allowed=lambda row: True):
-    """Returns rows that contain each pair of values of two parameters, as far as `allowed` permits it."""
-    draw = random.Random(seed)
-    names = list(parameters)
-    items = [[(name, x) for x in parameters[name]] for name in names]
-    left = {frozenset(pair): None for a, b in itertools.combinations(items, 2) for pair in itertools.product(a, b)}
-    rows = []
-    while left:
-        best = (-1, None)
-        for attempt in range(30):
-            row = dict(next(iter(left)))
-            for name in draw.sample(names, len(names)):
-                if name not in row:
-                    values = draw.sample(parameters[name], len(parameters[name]))
-                    new = lambda x: sum(frozenset({(name, x), item}) in left for item in row.items())
-                    # The later attempts are random, for values that `allowed` seldom permits.
-                    row[name] = max(values, key=new) if attempt < 10 else values[0]
-            if allowed(row):
-                covered = sum(frozenset(pair) in left for pair in itertools.combinations(row.items(), 2))
-                best = max(best, (covered, {name: row[name] for name in names}), key=lambda b: b[0])
-        if best[1] is None:
-            left.pop(next(iter(left)))
-            continue
-        rows.append(best[1])
-        for pair in itertools.combinations(best[1].items(), 2):
-            left.pop(frozenset(pair), None)
-    return rows
