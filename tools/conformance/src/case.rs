@@ -102,6 +102,29 @@ impl Case {
         self.attributes.get(attribute)?.as_str()
     }
 
+    /// Returns a number of things.
+    pub fn count(&self, attribute: &str) -> Result<usize, String> {
+        let count = self.integer(attribute).and_then(|n| usize::try_from(n).ok());
+        count.ok_or_else(|| format!("no {attribute}"))
+    }
+
+    /// Returns numbers of things.
+    pub fn list(&self, attribute: &str) -> Result<Vec<usize>, String> {
+        let numbers = self.attributes.get(attribute).and_then(Value::as_array);
+        let numbers = numbers.and_then(|list| list.iter().map(|n| Some(n.as_u64()? as usize)).collect());
+        numbers.ok_or_else(|| format!("no {attribute}"))
+    }
+
+    /// Returns a number for each axis.
+    pub fn axes<const N: usize>(&self, attribute: &str) -> Result<[usize; N], String> {
+        self.list(attribute)?.try_into().map_err(|_| format!("{attribute} has other axes"))
+    }
+
+    /// Returns true if an attribute is there and true.
+    pub fn flag(&self, attribute: &str) -> bool {
+        self.attributes.get(attribute).and_then(Value::as_bool) == Some(true)
+    }
+
     /// Returns a number in a function that is an attribute.
     pub fn constant(&self, function: &str) -> Option<f64> {
         self.attributes.get(function)?.get("constants")?.get(0)?.as_f64()

@@ -1,10 +1,12 @@
 //! Runs the cases of other projects' suites, and writes docs/conformance.md: `conformance FOLDER
 //! [SUITE...] [--page PAGE] [--share N/OF]`. `scripts/conformance` makes the cases first.
 
+mod attention_gym;
 mod cached;
 mod calls;
 mod case;
 mod dense;
+mod fla;
 mod flash_attention;
 mod flashinfer;
 mod ggml;

@@ -4,7 +4,7 @@ use wgpu_attention::Gpu;
 
 use crate::case::Case;
 use crate::outcome::Ran;
-use crate::{flash_attention, flashinfer, ggml, onnx};
+use crate::{attention_gym, fla, flash_attention, flashinfer, ggml, onnx};
 
 pub struct Suite {
     /// The folder of its cases.
@@ -40,5 +40,17 @@ pub const SUITES: &[Suite] = &[
         title: "flashinfer's parameters",
         about: "Parameters of `tests/attention`, pairwise and computed by JAX as above. The tolerance is flashinfer's: 1e-3 in f16, 1e-2 in bf16.",
         run: flashinfer::run,
+    },
+    Suite {
+        folder: "fla",
+        title: "Flash Linear Attention's tests",
+        about: "A pairwise sample of the parameters of these tests, forward and backward. The package's plain PyTorch functions compute in the case's type, and in f64.",
+        run: fla::run,
+    },
+    Suite {
+        folder: "attention_gym",
+        title: "attention-gym",
+        about: "Its masks and score functions, as FlexAttention defines them, and its references of other attentions, forward and backward. The sizes are a pairwise sample. PyTorch computes in the case's type, and in f64.",
+        run: attention_gym::run,
     },
 ];

@@ -95,6 +95,7 @@ impl Placed {
         Ok(match self.dtype {
             DType::F16 => bits()?.into_iter().map(|x| f16::from_bits(x).to_f64()).collect(),
             DType::BF16 => bits()?.into_iter().map(|x| bf16::from_bits(x).to_f64()).collect(),
+            DType::U32 => gpu.download::<u32>(&self.buffer, n)?.iter().map(|x| f64::from(*x)).collect(),
             _ => gpu.download::<f32>(&self.buffer, n)?.iter().map(|x| f64::from(*x)).collect(),
         })
     }

@@ -1,0 +1,98 @@
+//! Flash Linear Attention's tests.
+
+mod attention;
+mod native;
+mod recurrent;
+mod rows;
+
+use std::collections::BTreeMap;
+
+pub use recurrent::recurrent;
+use wgpu_attention::{DType, Gpu, TensorView};
+
+use crate::case::Case;
+use crate::outcome::{Failed, Outcome, Ran, float};
+use crate::tensor::{Placed, Tensor};
+
+pub fn run(gpu: &Gpu, case: &Case) -> Ran {
+    match case.operator.as_str() {
+        "gated delta rule" | "KDA" | "delta rule" | "GLA" | "simple GLA" | "retention"
+        | "linear attention" => recurrent::recurrent(gpu, case),
+        "normalised linear attention" => recurrent::normalised(gpu, case),
+        "attention" | "forgetting attention" => attention::attention(gpu, case),
+        "NSA selection" => attention::selection(gpu, case),
+        "DSA" => attention::indexed(gpu, case),
+        "NSA" => native::native_sparse(gpu, case),
+        "short convolution" => rows::convolution(gpu, case),
+        "gated norm" => rows::gated_norm(gpu, case),
+        other => Err(Failed(format!("the operator {other} is not known"))),
+    }
+}
+
+/// A tensor `[batch, length, heads, dim]`, which operators take as `[batch, heads, length, dim]`.
+/// `dim` may be left out.
+struct Rows {
+    placed: Placed,
+    shape: [usize; 4],
+}
+
+impl Rows {
+    fn new(gpu: &Gpu, data: &[f64], tensor: &Tensor) -> Result<Self, Failed> {
+        let stored = match tensor.shape[..] {
+            [batch, length, heads, dim] => [batch, length, heads, dim],
+            [batch, length, heads] => [batch, length, heads, 1],
+            _ => return Err(Failed("other axes".into())),
+        };
+        let [batch, length, heads, dim] = stored;
+        let placed = Placed::new(gpu, data, float(tensor)?, stored)?;
+        Ok(Rows { placed, shape: [batch, heads, length, dim] })
+    }
+
+    fn input(gpu: &Gpu, case: &Case, name: &str) -> Result<Self, Failed> {
+        let tensor = case.input(name)?;
+        Rows::new(gpu, &tensor.data, tensor)
+    }
+
+    fn optional(gpu: &Gpu, case: &Case, name: &str) -> Result<Option<Self>, Failed> {
+        case.inputs.get(name).map(|tensor| Rows::new(gpu, &tensor.data, tensor)).transpose()
+    }
+
+    /// Makes the tensor of an output, if the case has it.
+    fn output(gpu: &Gpu, case: &Case, name: &str) -> Result<Option<Self>, Failed> {
+        let tensor = case.output(name).map(|output| &output.expected);
+        tensor.map(|t| Rows::new(gpu, &vec![f64::NAN; t.data.len()], t)).transpose()
+    }
+
+    fn view(&self) -> TensorView<'_> {
+        self.placed.blhd(self.shape)
+    }
+}
+
+/// Places a tensor of four axes, or of fewer with ones in front.
+fn dense(gpu: &Gpu, case: &Case, name: &str) -> Result<Option<Placed>, Failed> {
+    let place = |t: &Tensor| Ok::<_, Failed>(Placed::new(gpu, &t.data, float(t)?, t.four())?);
+    case.inputs.get(name).map(place).transpose()
+}
+
+/// Makes the dense tensor of an output, if the case has it.
+fn dense_output(gpu: &Gpu, case: &Case, name: &str) -> Result<Option<Placed>, Failed> {
+    let place = |t: &Tensor| Ok::<_, Failed>(Placed::output(gpu, float(t)?, t.four())?);
+    case.output(name).map(|output| place(&output.expected)).transpose()
+}
+
+/// The starts of packed sequences, and their end.
+fn starts(gpu: &Gpu, case: &Case) -> Result<Option<Placed>, Failed> {
+    let place = |t: &Tensor| Placed::new(gpu, &t.data, DType::U32, t.four());
+    Ok(case.inputs.get("starts").map(place).transpose()?)
+}
+
+/// Downloads the results that the case has.
+fn computed<const N: usize>(gpu: &Gpu, results: [(&'static str, Option<&Placed>); N]) -> Ran {
+    let mut outputs = BTreeMap::new();
+    for (name, placed) in results {
+        if let Some(placed) = placed {
+            outputs.insert(name, placed.download(gpu)?);
+        }
+    }
+    Ok(Outcome::Computed(outputs))
+}
