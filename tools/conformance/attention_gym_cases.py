@@ -57,11 +57,6 @@ def offsets(a):
     return torch.tensor([0, *itertools.accumulate(a["lengths"])])
 
 
-def intervals(a):
-    starts = torch.tensor(a["markers"])
-    return torch.stack([starts, torch.cat([starts[1:], torch.tensor([a["queries"]])])], 1)
-
-
 def globals_of(a):
     return torch.arange(a["keys"]) % a["every"] == 0
 
@@ -76,7 +71,9 @@ MASKS = {
     "document": lambda a: masks.generate_doc_mask_mod(masks.causal_mask, offsets(a)),
     "packed_causal_document": lambda a: masks.generate_packed_causal_doc_mask_mod(offsets(a)),
     "shared_prefix": lambda a: masks.generate_shared_prefix_mask_mod(offsets(a), torch.tensor(a["prompts"])),
-    "vision_cross_attention": lambda a: masks.generate_vision_cross_attention_mask_mod(intervals(a), a["picture"]),
+    "vision_cross_attention": lambda a: masks.generate_vision_cross_attention_mask_mod(
+        torch.tensor(a["intervals"]).view(-1, 2), a["picture"]
+    ),
     "block_diffusion": lambda a: masks.generate_block_diffusion_mask(a["queries"] // 2, a["block"]),
     "jetspec_tree": lambda a: masks.generate_jetspec_tree_causal_mask_mod(
         a["prefix"], masks.build_tree_ancestor_matrix(a["parents"], "cpu")
@@ -185,7 +182,12 @@ def vsa_inputs(a):
     x = inputs(a)
     sizes = metadata.variable_block_sizes
     tiles = masks.compute_vsa_topk_indices(
-        x["q"].float(), x["k"].float(), a["tile"], a["count"], q_variable_block_sizes=sizes, kv_variable_block_sizes=sizes
+        x["q"].float(),
+        x["k"].float(),
+        a["tile"],
+        a["count"],
+        q_variable_block_sizes=sizes,
+        kv_variable_block_sizes=sizes,
     )
     return x | {"tiles": tiles.long(), "sizes": sizes}
 
@@ -260,8 +262,8 @@ DOCUMENTS = {
         {"lengths": [128, 64, 64], "prompts": [0, 0, 0]},
     ],
     "vision_cross_attention": [
-        {"markers": [0, 50, 200], "picture": 32, "keys": 96},
-        {"markers": [20, 21], "picture": 50, "keys": 100},
+        {"intervals": [0, 50, 50, 200, 200, 256], "picture": 32, "keys": 96},
+        {"intervals": [20, 21, 21, 256], "picture": 50, "keys": 100},
     ],
 }
 TREE = [0, 0, 0, 1, 1, 2, 3, 3, 4, 5, 5, 6, 8, 9, 10, 10]
@@ -301,8 +303,8 @@ SCORES = {
     "alibi": [{"causal": True}, {"causal": False, "rule": True}],
     "tanh_softcap": [{"cap": 30}, {"cap": 2, "rule": True}],
     "sandwich": [{"width": 128, "causal": True}, {"width": 64, "causal": False}],
-    "graphormer_spatial": [{"queries": 128}, {"queries": 50}],
-    "graphormer_edges": [{"queries": 128}, {"queries": 50}],
+    "graphormer_spatial": [{"queries": n, "dtype": "f32"} for n in (50, 128)],
+    "graphormer_edges": [{"queries": n, "dtype": "f32"} for n in (50, 128)],
     "mla_rope": [{"factor": x, "kv_heads": 1, "dtype": "f32"} for x in (1.0, 0.1)],
 }
 ACTIVATIONS = {name: [{"offset": 1.0}, {"offset": 0.5}] for name in ("relu", "sigmoid", "gelu_tanh")}

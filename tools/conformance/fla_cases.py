@@ -134,9 +134,9 @@ def of_dsa(x, a):
 
 
 def of_attention(x, a):
-    q, k, v = (x[name].float() for name in "qkv")
-    o, _ = attn.naive_parallel_attn(q, k, v, a["scale"], a["window"] or None, sink_bias=x.get("sinks"))
-    return {"o": o.to(x["q"].dtype)}
+    window = a["window"] or None
+    o, _ = attn.naive_parallel_attn(x["q"], x["k"], x["v"], a["scale"], window, sink_bias=x.get("sinks"))
+    return {"o": o}
 
 
 def of_forgetting_attention(x, a):
@@ -204,9 +204,9 @@ def attention_inputs(a):
     make = lambda heads: torch.randn(batch, length, heads, dim).to(dtype)
     x = {"q": make(heads), "k": make(a["heads"]), "v": make(a["heads"])}
     if a.get("sinks"):
-        x["sinks"] = torch.randn(heads)
+        x["sinks"] = torch.randn(heads).to(dtype)
     if a.get("gate"):
-        x["g"] = torch.empty(batch, length, heads).uniform_(-0.1, -0.01)
+        x["g"] = torch.empty(batch, length, heads).uniform_(-0.1, -0.01).to(dtype)
     return x
 
 
@@ -258,7 +258,8 @@ def norm_inputs(a):
 
 LENGTHS = [63, 100, 256, 600]
 GRID = {"batch": [1, 2], "length": LENGTHS, "heads": [1, 2], "dim": [60, 64, 128], "state": [False, True]}
-FLOATS = {"dtype": ["f32", "f16", "bf16"]}
+FLOATS = {"dtype": ["f32", "f16"]}
+MORE_FLOATS = {"dtype": ["f32", "f16", "bf16"]}
 SCALES = {"scale": [1, 0.1]}
 GATES = {"normalizer": [0.1, 1, 10], "mask_p": [0, 0.5, 1]}
 PACKED = {
@@ -271,22 +272,34 @@ SELECTED = {"batch": [1, 2], "length": [63, 111, 200], "heads": [1, 2], "dim": [
 ATTENTION = {"batch": [1, 2], "length": [63, 111, 256], "heads": [1, 2], "dim": [60, 64, 128]}
 
 
-def suites():
-    """Returns, for each operator, its function, inputs, choices of parameters and ratios."""
-    gated = {"o": {"rms": 0.005}, "d": {"rms": 0.008}, "d_beta": {"rms": 0.02}, "d_g": {"rms": 0.02}}
-    plain = {"o": {"rms": 0.005}, "d": {"rms": 0.005}}
+def rms(**ratios):
+    return {key: {"rms": ratio} for key, ratio in ratios.items()}
+
+
+def sequences(**more):
+    return pairwise(**GRID, **more) + pairwise(**PACKED, **more)
+
+
+def with_states():
+    """Returns, for each operator with a state, its function, inputs, choices of parameters and rules."""
+    gated = rms(o=0.005, d=0.008, d_beta=0.02, d_g=0.02)
+    plain = rms(o=0.005, d=0.005)
     group = {"group": [1, 2]}
-    sequences = lambda **more: pairwise(**GRID, **FLOATS, **more) + pairwise(**PACKED, **FLOATS, **more)
     delta, channels = recurrent_inputs("head", True), recurrent_inputs("channel", True)
     return {
-        "gated delta rule": (of_gated_delta_rule, delta, sequences(**SCALES, **GATES, **group), gated),
-        "KDA": (of_kda, channels, sequences(**SCALES, **GATES, **group), gated),
-        "delta rule": (of_delta_rule, recurrent_inputs(delta=True), sequences(**SCALES), {"o": {"rms": 0.006}, "d": {"rms": 0.008}}),
-        "GLA": (of_gla, recurrent_inputs("channel"), sequences(normalizer=[0.1, 1, 10]), plain),
+        "gated delta rule": (of_gated_delta_rule, delta, sequences(**FLOATS, **SCALES, **GATES, **group), gated),
+        "KDA": (of_kda, channels, sequences(**MORE_FLOATS, **SCALES, **GATES, **group), gated),
+        "delta rule": (
+            of_delta_rule,
+            recurrent_inputs(delta=True),
+            sequences(**MORE_FLOATS, **SCALES),
+            rms(o=0.006, d=0.008),
+        ),
+        "GLA": (of_gla, recurrent_inputs("channel"), sequences(**MORE_FLOATS, normalizer=[0.1, 1, 10]), plain),
         "simple GLA": (
             of_simple_gla,
             recurrent_inputs("head"),
-            sequences(**SCALES, normalizer=[0.1, 1, 10]),
+            sequences(**FLOATS, **SCALES, normalizer=[0.1, 1, 10]),
             plain,
         ),
         "retention": (
@@ -299,14 +312,38 @@ def suites():
             of_linear_attention,
             recurrent_inputs(),
             pairwise(**GRID, **FLOATS, scale=[None, 1.0, 0.1], normalize=[False]),
-            {"o": {"rms": 0.001}, "d": {"rms": 0.001}},
+            rms(o=0.001, d=0.001),
         ),
         "normalised linear attention": (
             of_linear_attention,
             recurrent_inputs(positive=True),
-            pairwise(**GRID | {"length": [128, 256], "dim": [60, 64], "state": [False]}, dtype=["f32"], normalize=[True]),
+            pairwise(
+                **GRID | {"length": [128, 256], "dim": [60, 64], "state": [False]}, dtype=["f32"], normalize=[True]
+            ),
             plain,
         ),
+    }
+
+
+def without_states():
+    """Returns the same for the other operators."""
+    plain = rms(o=0.005, d=0.005)
+    norms = pairwise(
+        length=[1, 50, 512],
+        dim=[50, 64, 128, 1200],
+        affine=[False, True],
+        activation=["silu", "sigmoid"],
+        rms=[False, True],
+    )
+    norms = [a | {"eps": 0.0 if a["rms"] else 1e-5} for a in norms]
+    filters = {
+        "dim": [128, 200],
+        "width": [3, 4],
+        "activation": [False, True],
+        "bias": [False, True],
+        "state": [False, True],
+    }
+    return {
         "NSA": (
             of_nsa,
             nsa_inputs,
@@ -324,7 +361,7 @@ def suites():
             of_attention,
             attention_inputs,
             pairwise(**ATTENTION, **FLOATS, **SCALES, group=[1, 4], window=[0, 16, 64], sinks=[False, True]),
-            {"o": {"rms": 0.01}, "d": {"rms": 0.02}},
+            rms(o=0.01, d=0.02),
         ),
         "forgetting attention": (
             of_forgetting_attention,
@@ -335,38 +372,13 @@ def suites():
         "short convolution": (
             of_convolution,
             convolution_inputs,
-            pairwise(
-                batch=[1, 2],
-                length=[2, 3, 64, 500],
-                dim=[128, 200],
-                width=[3, 4],
-                activation=[False, True],
-                bias=[False, True],
-                state=[False, True],
-                dtype=["f32", "f16"],
-            )
-            + pairwise(
-                starts=[(0, 40, 200, 350, 500), (0, 16, 17, 400, 1024)],
-                dim=[128, 200],
-                width=[3, 4],
-                activation=[False, True],
-                bias=[False, True],
-                state=[False, True],
-                dtype=["f32", "f16"],
-            ),
-            {"o": {"rms": 0.001}, "d": {"rms": 0.001}},
+            pairwise(batch=[1, 2], length=[2, 3, 64, 500], **filters, **FLOATS)
+            + pairwise(starts=[(0, 40, 200, 350, 500), (0, 16, 17, 400, 1024)], **filters, **FLOATS),
+            rms(o=0.001, d=0.001),
         ),
-        "gated norm": (
-            of_gated_norm,
-            norm_inputs,
-            [a | {"eps": 0.0 if a["rms"] else 1e-5} for a in pairwise(
-                length=[1, 50, 512], dim=[50, 64, 128, 1200], affine=[False, True],
-                activation=["silu", "sigmoid"], rms=[False, True],
-            )],
-            {"o": {"rms": 0.001}, "d": {"rms": 0.001}},
-        ),
+        "gated norm": (of_gated_norm, norm_inputs, norms, rms(o=0.001, d=0.001)),
     }
 
 
 if __name__ == "__main__":
-    main(PACKAGE, suites())
+    main(PACKAGE, with_states() | without_states())

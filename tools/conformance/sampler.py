@@ -9,10 +9,7 @@ def pairwise(**parameters):
     rng = random.Random(0)
     names = list(parameters)
     pairs = {
-        ((a, x), (b, y))
-        for a, b in itertools.combinations(names, 2)
-        for x in parameters[a]
-        for y in parameters[b]
+        ((a, x), (b, y)) for a, b in itertools.combinations(names, 2) for x in parameters[a] for y in parameters[b]
     }
     chosen = []
     while pairs:

@@ -224,9 +224,8 @@ fn mask_preset(case: &Case, name: &str) -> Result<Option<MaskPreset>, Failed> {
             presets::shared_prefix(HostTensor::new(&documents, row), HostTensor::new(&prompts, row))?
         }
         "vision_cross_attention" => {
-            let markers: Vec<u32> = case.list("markers")?.iter().map(|n| *n as u32).collect();
-            let intervals = presets::picture_intervals(&markers, queries as u32)?;
-            let intervals = HostTensor::new(&intervals, [1, 1, markers.len(), 2]);
+            let intervals: Vec<u32> = case.list("intervals")?.iter().map(|n| *n as u32).collect();
+            let intervals = HostTensor::new(&intervals, [1, 1, intervals.len() / 2, 2]);
             presets::flamingo(intervals, case.count("picture")?)?
         }
         "block_diffusion" => presets::block_diffusion(queries / 2, case.count("block")?)?,

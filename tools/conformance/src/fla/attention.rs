@@ -101,10 +101,12 @@ const FORGET: &str = "fn score_mod(score: f32, at: At) -> f32 {
 
 pub fn attention(gpu: &Gpu, case: &Case) -> Ran {
     let tensors = Tensors::new(gpu, case)?;
-    let [batch, heads, length, _] = tensors.q.shape;
+    let ([batch, heads, length, _], dtype) = (tensors.q.shape, float(case.input("q")?)?);
     let sinks = case.inputs.get("sinks");
-    let sinks = sinks.map(|t| Placed::new(gpu, &t.data, DType::F32, [1, heads, 1, 1])).transpose()?;
-    let d_sinks = sinks.as_ref().map(|_| Placed::output(gpu, DType::F32, [1, heads, 1, 1])).transpose()?;
+    let sinks = sinks
+        .map(|t| Ok::<_, Failed>(Placed::new(gpu, &t.data, float(t)?, [1, heads, 1, 1])?))
+        .transpose()?;
+    let d_sinks = sinks.as_ref().map(|_| Placed::output(gpu, dtype, [1, heads, 1, 1])).transpose()?;
     let sums = case.inputs.get("g").map(|gates| sums(gpu, gates)).transpose()?;
     let d_sums =
         sums.as_ref().map(|_| Placed::output(gpu, DType::F32, [batch, heads, 1, length])).transpose()?;
