@@ -156,19 +156,7 @@ fn rule_tensor(gpu: &Gpu, case: &Case, rule: Rule) -> Result<Option<Placed>, Fai
         }
         Rule::Tree => {
             let parents = case.list("parents")?;
-            let nodes = parents.len();
-            let mut seen = vec![0.0; nodes * nodes];
-            for node in 0..nodes {
-                let mut at = node;
-                loop {
-                    seen[node * nodes + at] = 1.0;
-                    if at == 0 {
-                        break;
-                    }
-                    at = parents[at];
-                }
-            }
-            place(&seen, DType::Bool, [1, 1, nodes, nodes])
+            place(&ancestors(&parents), DType::Bool, [1, 1, parents.len(), parents.len()])
         }
         Rule::Alibi => {
             let heads = case.count("heads")?;
@@ -183,6 +171,22 @@ fn rule_tensor(gpu: &Gpu, case: &Case, rule: Rule) -> Result<Option<Placed>, Fai
         }
         _ => Ok(None),
     }
+}
+
+/// Returns, for each node of a tree, which nodes it sees: itself and its ancestors. Node 0 is the
+/// root.
+fn ancestors(parents: &[usize]) -> Vec<f64> {
+    let nodes = parents.len();
+    let mut seen = vec![0.0; nodes * nodes];
+    for node in 0..nodes {
+        let mut at = node;
+        while at > 0 {
+            seen[node * nodes + at] = 1.0;
+            at = parents[at];
+        }
+        seen[node * nodes] = 1.0;
+    }
+    seen
 }
 
 fn globals(case: &Case) -> Result<Vec<bool>, Failed> {
@@ -236,6 +240,22 @@ fn mask_preset(case: &Case, name: &str) -> Result<Option<MaskPreset>, Failed> {
             presets::tree(&parents, 1)?
         }
         "jetspec_training" => presets::draft_blocks(case.count("prefix")?, case.count("block")?)?,
+        "vsa" => {
+            let (listed, tile) = (case.input("tiles")?, case.count("tile")?);
+            let [batch, heads, tiles, count] = listed.four();
+            let mut selected = vec![false; batch * heads * tiles * tiles];
+            for (n, tile) in listed.data.iter().enumerate() {
+                selected[n / count * tiles + *tile as usize] = true;
+            }
+            presets::selected_tiles(HostTensor::new(&selected, [batch, heads, tiles, tiles]), tile)?
+        }
+        _ => return grid_preset(case, name),
+    }))
+}
+
+/// The masks of pictures and videos.
+fn grid_preset(case: &Case, name: &str) -> Result<Option<MaskPreset>, Failed> {
+    Ok(Some(match name {
         "natten" => presets::natten([case.count("side")?; 2], case.axes("kernel")?, [1, 1])?,
         "tiled_natten" => {
             presets::tiled_natten(case.axes::<2>("canvas")?, case.axes("kernel")?, case.axes("tile")?)?
@@ -265,15 +285,6 @@ fn mask_preset(case: &Case, name: &str) -> Result<Option<MaskPreset>, Failed> {
         "svg_temporal" => {
             let (frame, frames) = (case.count("frame")?, case.count("frames")?);
             presets::svg_temporal(case.count("prompt")?, frame, 2 * frame / frames)?
-        }
-        "vsa" => {
-            let (listed, tile) = (case.input("tiles")?, case.count("tile")?);
-            let [batch, heads, tiles, count] = listed.four();
-            let mut selected = vec![false; batch * heads * tiles * tiles];
-            for (n, tile) in listed.data.iter().enumerate() {
-                selected[n / count * tiles + *tile as usize] = true;
-            }
-            presets::selected_tiles(HostTensor::new(&selected, [batch, heads, tiles, tiles]), tile)?
         }
         _ => return Ok(None),
     }))

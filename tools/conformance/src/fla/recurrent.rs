@@ -19,6 +19,46 @@ fn retention_decay(gpu: &Gpu, heads: usize) -> Result<Placed, Failed> {
     Ok(Placed::new(gpu, &decays, DType::F32, [1, heads, 1, 1])?)
 }
 
+/// The tensors for the gradients that a case has.
+struct Gradients {
+    rows: [(&'static str, Option<Rows>); 5],
+    h0: Option<Placed>,
+}
+
+impl Gradients {
+    fn new(gpu: &Gpu, case: &Case) -> Result<Self, Failed> {
+        let mut rows = ["d_q", "d_k", "d_v", "d_g", "d_beta"].map(|name| (name, None));
+        for (name, rows) in &mut rows {
+            *rows = Rows::output(gpu, case, name)?;
+        }
+        Ok(Gradients { rows, h0: dense_output(gpu, case, "d_h0")? })
+    }
+
+    fn call<'a>(&'a self, call: RecurrentForward<'a>, d_out: &'a Rows) -> RecurrentBackward<'a> {
+        let [d_q, d_k, d_v, d_g, d_beta] =
+            self.rows.each_ref().map(|(_, rows)| rows.as_ref().map(Rows::view));
+        RecurrentBackward::new(call, d_out.view())
+            .d_q(d_q)
+            .d_k(d_k)
+            .d_v(d_v)
+            .d_decay(d_g)
+            .d_beta(d_beta)
+            .d_initial_state(self.h0.as_ref().map(Placed::view))
+    }
+}
+
+fn config(case: &Case, q: &Rows, v: &Rows, decay: Decay) -> Result<RecurrentConfig, Failed> {
+    let delta = case.inputs.contains_key("beta");
+    Ok(RecurrentConfig::new(q.shape[1], q.shape[3])
+        .value_heads(v.shape[1])
+        .value_dim(v.shape[3])
+        .dtype(float(case.input("q")?)?)
+        .decay(decay)
+        .delta(delta)
+        .scale(case.number("scale"))
+        .normalize_qk(delta.then_some(1e-6)))
+}
+
 pub fn recurrent(gpu: &Gpu, case: &Case) -> Ran {
     let [q, k, v, d_out] = ["q", "k", "v", "d_o"].map(|name| Rows::input(gpu, case, name));
     let (q, k, v, d_out) = (q?, k?, v?, d_out?);
@@ -27,29 +67,15 @@ pub fn recurrent(gpu: &Gpu, case: &Case) -> Ran {
     let [h0, d_ht] = ["h0", "d_ht"].map(|name| dense(gpu, case, name));
     let (h0, d_ht) = (h0?, d_ht?);
     let starts = starts(gpu, case)?;
-    let heads = v.shape[1];
-    let constant = (case.operator == "retention").then(|| retention_decay(gpu, heads)).transpose()?;
+    let constant = (case.operator == "retention").then(|| retention_decay(gpu, v.shape[1])).transpose()?;
     let decay = match &g {
         None if constant.is_none() => Decay::None,
         Some(g) if g.shape[3] > 1 => Decay::PerChannel,
         _ => Decay::PerHead,
     };
-    let config = RecurrentConfig::new(q.shape[1], q.shape[3])
-        .value_heads(heads)
-        .value_dim(v.shape[3])
-        .dtype(float(case.input("q")?)?)
-        .decay(decay)
-        .delta(beta.is_some())
-        .scale(case.number("scale"))
-        .normalize_qk(beta.is_some().then_some(1e-6));
-    let attention = RecurrentAttention::with_pipelines(gpu.pipelines(), config)?;
-
-    let names = ["o", "d_q", "d_k", "d_v", "d_g", "d_beta"];
-    let [out, d_q, d_k, d_v, d_g, d_beta] = names.map(|name| Rows::output(gpu, case, name));
-    let [d_q, d_k, d_v, d_g, d_beta] = [d_q?, d_k?, d_v?, d_g?, d_beta?];
-    let out = out?.ok_or_else(|| Failed("no output o".into()))?;
-    let [ht, d_h0] = ["ht", "d_h0"].map(|name| dense_output(gpu, case, name));
-    let (ht, d_h0) = (ht?, d_h0?);
+    let attention = RecurrentAttention::with_pipelines(gpu.pipelines(), config(case, &q, &v, decay)?)?;
+    let out = Rows::output(gpu, case, "o")?.ok_or_else(|| Failed("no output o".into()))?;
+    let ht = dense_output(gpu, case, "ht")?;
     let call = RecurrentForward::new(q.view(), k.view(), v.view(), out.view())
         .decay(g.as_ref().map(Rows::view).or(constant.as_ref().map(Placed::view)))
         .beta(beta.as_ref().map(Rows::view))
@@ -58,19 +84,14 @@ pub fn recurrent(gpu: &Gpu, case: &Case) -> Ran {
         .final_state(ht.as_ref().map(Placed::view));
     let mut scratch = Scratch::new(gpu.device(), attention.scratch_size(&call)?)?;
     gpu.submit(|e| attention.forward(e, &call, &mut scratch))?;
-    let call = RecurrentBackward::new(call, d_out.view())
-        .d_final_state(d_ht.as_ref().map(Placed::view))
-        .d_q(d_q.as_ref().map(Rows::view))
-        .d_k(d_k.as_ref().map(Rows::view))
-        .d_v(d_v.as_ref().map(Rows::view))
-        .d_decay(d_g.as_ref().map(Rows::view))
-        .d_beta(d_beta.as_ref().map(Rows::view))
-        .d_initial_state(d_h0.as_ref().map(Placed::view));
+    let gradients = Gradients::new(gpu, case)?;
+    let call = gradients.call(call, &d_out).d_final_state(d_ht.as_ref().map(Placed::view));
     let mut scratch = Scratch::new(gpu.device(), attention.backward_scratch_size(&call)?)?;
     gpu.submit(|e| attention.backward(e, &call, &mut scratch))?;
-    let rows = [("d_q", &d_q), ("d_k", &d_k), ("d_v", &d_v), ("d_g", &d_g), ("d_beta", &d_beta)];
-    let [q, k, v, g, beta] = rows.map(|(name, rows)| (name, rows.as_ref().map(|rows| &rows.placed)));
-    computed(gpu, [("o", Some(&out.placed)), ("ht", ht.as_ref()), ("d_h0", d_h0.as_ref()), q, k, v, g, beta])
+    let rows = gradients.rows.each_ref().map(|(name, rows)| (*name, rows.as_ref().map(|rows| &rows.placed)));
+    let [q, k, v, g, beta] = rows;
+    let states = [("ht", ht.as_ref()), ("d_h0", gradients.h0.as_ref())];
+    computed(gpu, [("o", Some(&out.placed)), states[0], states[1], q, k, v, g, beta])
 }
 
 /// Causal linear attention whose results are divided by the norm.
