@@ -26,8 +26,7 @@ from attn_gym.mods.sandwich import generate_sandwich_bias
 from attn_gym.sparse.gather_attn.impl.reference import gather_attn
 from attn_gym.sparse.indexer.impl.reference import launch
 
-from sampler import pairwise
-from torch_cases import DTYPES, PYTORCH, main
+from torch_cases import DTYPES, PYTORCH, main, pairwise
 
 PACKAGE = f"attn_gym {version('attn_gym')}, {PYTORCH}"
 

@@ -15,8 +15,7 @@ from importlib.metadata import version
 import torch
 import torch.nn.functional as F
 
-from sampler import pairwise
-from torch_cases import DTYPES, PYTORCH, each_sequence, main
+from torch_cases import DTYPES, PYTORCH, each_sequence, main, pairwise
 
 FLA = os.path.join(importlib.util.find_spec("fla").submodule_search_locations[0], "ops")
 PACKAGE = f"fla-core {version('fla-core')}, {PYTORCH}"

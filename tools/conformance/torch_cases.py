@@ -9,10 +9,16 @@ import ml_dtypes
 import numpy as np
 import torch
 
+import case_files
 from case_files import write
 
 DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 PYTORCH = f"PyTorch {torch.__version__.split('+')[0]}"
+
+
+def pairwise(**axes):
+    """A sample of a grid with as few cases as `case_files.pairwise` finds in 1000."""
+    return case_files.pairwise(axes, drawn=1000)
 
 
 @contextlib.contextmanager
