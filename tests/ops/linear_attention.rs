@@ -646,6 +646,15 @@ fn bad_calls_are_errors() {
     let scaled = config.causal(true).update_rule(UpdateRule::Gated);
     unmade(scaled.feature_map(random(RandomFeatures::Positive, 4)), &["update rule"]);
 
+    // An update rule with a norm has at most 2048 features. Other operators have any number.
+    let relu = |config: LinearConfig, directions| {
+        config.feature_map(random(RandomFeatures::Relu { epsilon: 0.0 }, directions))
+    };
+    unmade(relu(scaled, 2049), &["features", "2049", "2048"]);
+    for config in [relu(scaled, 2048), relu(scaled.normalised(false), 2049), relu(config, 2049)] {
+        made(config).expect("an operator");
+    }
+
     let mut none = Scratch::new(gpu.device(), Default::default()).expect("nothing");
     let mut refused = |config: LinearConfig, call: LinearForward, words: &[&str]| {
         let operator = made(config).expect("an operator");

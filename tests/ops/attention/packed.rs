@@ -2,10 +2,11 @@
 //! which checks every path and target.
 
 use wgpu_attention::mask::Pattern;
-use wgpu_attention::{Alignment, Shape};
+use wgpu_attention::tuning::Algorithm;
+use wgpu_attention::{Alignment, DType, Shape};
 
 use crate::harness::meaning::follows;
-use crate::harness::{Case, HostData, Report, Rules};
+use crate::harness::{Case, FORMS, HostData, Layout, Report, Rules, Setup, Weights, profiles};
 use crate::ops::mask::masks::check;
 
 /// Queries and keys of each sequence: shorter and longer than a tile, without queries, without
@@ -99,6 +100,31 @@ fn packed_sequences_match_meaning() {
     for (_, case) in cases() {
         follows(&case);
         check(&mut report, &case);
+    }
+    report.finish();
+}
+
+/// The part of the test above that always runs.
+#[test]
+fn both_alignments_match_reference() {
+    let mut report = Report::new("packed, both alignments");
+    for (n, alignment) in [Alignment::TopLeft, Alignment::BottomRight].into_iter().enumerate() {
+        for (ragged, form) in RAGGED[1..].iter().zip(FORMS) {
+            let case = Case::random(format!("packed, {alignment:?}, {form:?}"), ragged.shape()).with(|c| {
+                c.rules = Rules { packed: ragged.packed(), alignment, causal: true, ..Rules::default() };
+            });
+            let setup = Setup {
+                profile: profiles()[n],
+                form,
+                path: [Algorithm::Staged, Algorithm::Fused][n],
+                dtype: DType::F32,
+                bias: DType::F32,
+                layout: Layout::Dense,
+                lse: true,
+                weights: Weights::None,
+            };
+            report.check_in(&case, &setup, &mut Default::default());
+        }
     }
     report.finish();
 }

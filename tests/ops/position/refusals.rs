@@ -36,6 +36,7 @@ fn bad_configurations_are_refused() {
         refused(four.scaling(RopeScaling::Linear { factor }), &["`factor` is", "at least 1"]);
         refused(four.scaling(RopeScaling::NtkAware { factor }), &["`factor` is", "at least 1"]);
     }
+    assert!(four.scaling(RopeScaling::Linear { factor: 1.0 }).check().is_ok());
     let yarn = |factor, original_len, beta_fast, beta_slow, attention_factor| {
         four.scaling(RopeScaling::Yarn { factor, original_len, beta_fast, beta_slow, attention_factor })
     };
