@@ -85,16 +85,17 @@ fn main() -> ExitCode {
 fn run() -> Result<bool, Box<dyn std::error::Error>> {
     let options = Options::read()?;
     let gpu = device()?;
-    let mut sections = Vec::new();
+    let mut failures = 0;
     for suite in &options.suites {
         let section = run_suite(&gpu, suite, &options)?;
         print!("{}", section.summary());
-        sections.push(section);
+        failures += section.failures();
+        if let Some(path) = &options.page {
+            page::store(&options.folder, &section)?;
+            std::fs::write(path, page::text(&gpu, &options.folder))?;
+        }
     }
-    if let Some(path) = options.page {
-        std::fs::write(path, page::text(&gpu, &sections))?;
-    }
-    Ok(sections.iter().all(|section| section.failures() == 0))
+    Ok(failures == 0)
 }
 
 /// Opens the device. A software driver gets no 16-bit arithmetic, because it compiles such kernels

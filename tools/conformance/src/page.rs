@@ -1,28 +1,41 @@
 //! The page of results.
 
 use std::fmt::Write;
+use std::path::Path;
+use std::{fs, io};
 
 use wgpu_attention::Gpu;
 
 use crate::section::Section;
+use crate::suites::SUITES;
 
-pub fn text(gpu: &Gpu, sections: &[Section]) -> String {
+/// The name of the file, in a suite's folder of cases, with its results.
+const RESULTS: &str = "results.md";
+
+/// Stores the results of a suite: a row of the page's table, and the suite's section.
+pub fn store(cases: &Path, section: &Section) -> io::Result<()> {
+    let [cases_run, passed, disputed, refused, failed] = section.counts();
+    let (title, package) = (section.suite.title, &section.package);
+    let row =
+        format!("| {title} | {package} | {cases_run} | {passed} | {disputed} | {refused} | {failed} |\n");
+    fs::write(cases.join(section.suite.folder).join(RESULTS), row + &section.text())
+}
+
+/// Returns the page with the last results of each suite that has run.
+pub fn text(gpu: &Gpu, cases: &Path) -> String {
     let info = gpu.device().adapter_info();
     let mut text = String::from(INTRODUCTION);
     let _ = writeln!(text, "\nThese runs were on {}, {} {}.", info.name, info.driver, info.driver_info);
     text += "\n| suite | package | cases | passed | under one tolerance only | refused | failed |\n|---|---|--:|--:|--:|--:|--:|\n";
-    for section in sections {
-        let [cases, passed, disputed, refused, failed] = section.counts();
-        let (title, package) = (section.suite.title, &section.package);
-        let _ = writeln!(
-            text,
-            "| {title} | {package} | {cases} | {passed} | {disputed} | {refused} | {failed} |"
-        );
+    let mut sections = String::new();
+    for suite in SUITES {
+        let results = fs::read_to_string(cases.join(suite.folder).join(RESULTS)).unwrap_or_default();
+        if let Some((row, section)) = results.split_once('\n') {
+            text += &format!("{row}\n");
+            sections += section;
+        }
     }
-    for section in sections {
-        text += &section.text();
-    }
-    text
+    text + &sections
 }
 
 const INTRODUCTION: &str = "\
