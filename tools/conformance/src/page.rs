@@ -42,8 +42,9 @@ const INTRODUCTION: &str = "\
 <!-- Written by `scripts/conformance`. -->
 # Other projects' tests
 
-This page has the results of tests that other projects wrote for their own code. `scripts/conformance` installs their packages, makes the cases, runs them
-through the public interface, and writes the page. None of their code or data is in this repository.
+This page has the results of other projects' tests. ONNX's package has its cases; for the other suites the cases cover the parameters of a project's tests.
+`scripts/conformance` installs the packages, computes the expected outputs with them, runs the cases through the public interface, and writes the page.
+No code or data of these projects is in this repository.
 
 A case must pass under two tolerances. One is its suite's. The other is [this project's](internals/testing.md#truth-and-tolerance): at most twice the error of
 the suite's output, plus a small floor. It is measured from an output in f64. For f32 the second is usually stricter, for f16 and bf16 the first.
