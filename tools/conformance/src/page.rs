@@ -43,7 +43,7 @@ const INTRODUCTION: &str = "\
 # Other projects' tests
 
 This page has the results of other projects' tests. ONNX's package has its cases; for the other suites the cases cover the parameters of a project's tests.
-`scripts/conformance` installs the packages, computes the expected outputs with them, runs the cases through the public interface, and writes the page.
+`scripts/conformance` installs the packages and computes the expected outputs with them. It runs the cases through the public interface, and writes the page.
 No code or data of these projects is in this repository.
 
 A case must pass under two tolerances. One is its suite's. The other is [this project's](internals/testing.md#truth-and-tolerance): at most twice the error of

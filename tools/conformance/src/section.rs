@@ -10,7 +10,7 @@ use crate::suites::Suite;
 /// The result of a case.
 pub enum Verdict {
     /// Errors of the outputs, and expected outputs that the library does not have.
-    Computed(Errors, Vec<String>),
+    Computed(Worst, Vec<String>),
     Refused(&'static str),
     Failed(String),
 }
@@ -25,11 +25,11 @@ impl Verdict {
     }
 
     fn of_outputs(case: &Case, outputs: &BTreeMap<&'static str, Vec<f64>>) -> Self {
-        let mut worst = Errors::default();
+        let mut worst = Worst::default();
         let mut left_out = Vec::new();
         for output in &case.outputs {
             match outputs.get(output.name.as_str()) {
-                Some(got) => worst.include(case.errors(output, got)),
+                Some(got) => worst.include(&output.name, case.errors(output, got)),
                 None => left_out.push(output.name.clone()),
             }
         }
@@ -37,6 +37,22 @@ impl Verdict {
             return Verdict::Failed("no output was compared".into());
         }
         Verdict::Computed(worst, left_out)
+    }
+}
+
+/// The largest errors of a case, and the outputs that exceed a tolerance.
+#[derive(Default)]
+pub struct Worst {
+    errors: Errors,
+    outputs: Vec<String>,
+}
+
+impl Worst {
+    fn include(&mut self, output: &str, errors: Errors) {
+        self.errors.include(errors);
+        if errors.of_suite > 1.0 || errors.of_project > 1.0 {
+            self.outputs.push(output.into());
+        }
     }
 }
 
@@ -82,7 +98,8 @@ impl Section {
         match verdict {
             Verdict::Refused(why) => self.refused.push((case.name.clone(), why)),
             Verdict::Failed(why) => self.failed.push((case.name.clone(), why)),
-            Verdict::Computed(errors, left_out) => {
+            Verdict::Computed(Worst { errors, outputs }, left_out) => {
+                let name = || format!("{} ({})", case.name, outputs.join(", "));
                 for output in left_out {
                     *self.left_out.entry((case.operator.clone(), output)).or_default() += 1;
                 }
@@ -97,9 +114,9 @@ impl Section {
                             number(errors.of_suite),
                             number(errors.of_project)
                         );
-                        self.failed.push((case.name.clone(), why));
+                        self.failed.push((name(), why));
                     }
-                    _ => self.disputed.push((case.name.clone(), errors)),
+                    _ => self.disputed.push((name(), errors)),
                 }
             }
         }
@@ -158,7 +175,7 @@ impl Section {
             }
         }
         if !self.disputed.is_empty() {
-            text += "\nCases that pass under one tolerance only, and do not count as passed. The last column is the error of the suite's output, from the output in f64:\n\n| case | error, of the suite's tolerance | of this project's | of the suite's output, of its tolerance |\n|---|--:|--:|--:|\n";
+            text += "\nCases that pass under one tolerance only, and do not count as passed. The last column is the error of the suite's output, from the output in f64:\n\n| case, outputs | error, of the suite's tolerance | of this project's | of the suite's output, of its tolerance |\n|---|--:|--:|--:|\n";
             for (name, errors) in &self.disputed {
                 let (a, b) = (number(errors.of_suite), number(errors.of_project));
                 let _ = writeln!(text, "| {name} | {a} | {b} | {} |", number(errors.of_expected));

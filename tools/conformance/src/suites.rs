@@ -32,7 +32,7 @@ pub const SUITES: &[Suite] = &[
     Suite {
         folder: "flash_attention",
         title: "FlashAttention's parameters",
-        about: "Parameters of `tests/test_flash_attn.py` and `tests/cute`, with lengths up to 1024. Each pair of values of two parameters of a row occurs in a case. JAX computes on the CPU, in the case's type and in f64: its own attention where that has the options, else the published definitions. The tolerance is FlashAttention's: two times JAX's error in the same type, three times for gradients and caches.",
+        about: "Parameters of `tests/test_flash_attn.py` and `tests/cute`, with lengths up to 1024. Each pair of values of two parameters of a row occurs in a case. JAX computes on the CPU, in the case's type and in f64. Its function of attention serves where it has the options, else the published definitions. The tolerance is FlashAttention's: two times JAX's error in the same type, three times for gradients and caches. Its tests have 16-bit types only; f32 is added. Gradients of queries with one key cancel to zero in JAX. In the library, `out` in 16 bits leaves a rest.",
         run: flash_attention::run,
     },
     Suite {
