@@ -2,7 +2,7 @@
 
 use wgpu_attention::cache::CacheStorage;
 use wgpu_attention::{
-    Attention, Config, DType, Error, Forward, Gpu, KernelOptions, Scratch, Shape, TensorView,
+    Attention, Backward, Config, DType, Error, Forward, Gpu, KernelOptions, Scratch, Shape, TensorView,
 };
 
 use crate::case::Case;
@@ -63,6 +63,17 @@ impl Heads {
 pub fn forward(gpu: &Gpu, attention: &Attention, call: &Forward) -> Result<(), Error> {
     let mut scratch = Scratch::new(gpu.device(), attention.scratch_size(call)?)?;
     gpu.submit(|e| attention.forward(e, call, &mut scratch))
+}
+
+/// Runs a backward call.
+pub fn backward(gpu: &Gpu, attention: &Attention, call: &Backward) -> Result<(), Error> {
+    let mut scratch = Scratch::new(gpu.device(), attention.backward_scratch_size(call)?)?;
+    gpu.submit(|e| attention.backward(e, call, &mut scratch))
+}
+
+/// Uploads a tensor of floats, with ones in front up to four axes.
+pub fn place(gpu: &Gpu, tensor: &Tensor) -> Result<Placed, Failed> {
+    Ok(Placed::new(gpu, &tensor.data, float(tensor)?, tensor.four())?)
 }
 
 /// Returns the storage of a cache that holds `dtype`.

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use wgpu_attention::mask::{Blocks, DeviceMask};
-use wgpu_attention::{Attention, Backward, DType, Dropout, Forward, Gpu, Scratch, Shape, TensorView};
+use wgpu_attention::{Attention, Backward, DType, Dropout, Forward, Gpu, Shape, TensorView};
 
 use crate::calls::{self, Heads};
 use crate::case::Case;
@@ -130,8 +130,7 @@ fn gradients(
         .d_k(d_k.view())
         .d_v(d_v.view())
         .d_sinks(d_sink.as_ref().map(Placed::view));
-    let mut scratch = Scratch::new(gpu.device(), attention.backward_scratch_size(&backward)?)?;
-    gpu.submit(|e| attention.backward(e, &backward, &mut scratch))?;
+    calls::backward(gpu, attention, &backward)?;
     let mut computed = BTreeMap::new();
     for (name, gradient) in [("d_q", &d_q), ("d_k", &d_k), ("d_v", &d_v)] {
         computed.insert(name, gradient.placed.download(gpu)?);

@@ -9,7 +9,7 @@ use wgpu_attention::selected::{
 };
 use wgpu_attention::{Config, DType, Forward, Gpu, Scratch};
 
-use super::place;
+use crate::calls::place;
 use crate::case::Case;
 use crate::outcome::{Outcome, Ran, float};
 use crate::tensor::{Placed, Tensor};

@@ -6,8 +6,9 @@ mod masks;
 use std::collections::BTreeMap;
 
 use wgpu_attention::attention::Backward;
-use wgpu_attention::{Attention, Config, DType, Forward, Gpu, Scratch};
+use wgpu_attention::{Attention, Config, DType, Forward, Gpu};
 
+use crate::calls::{self, place};
 use crate::case::Case;
 use crate::fla;
 use crate::outcome::{Failed, Outcome, Ran, float};
@@ -22,11 +23,6 @@ pub fn run(gpu: &Gpu, case: &Case) -> Ran {
         _ if case.text("function") == Some("mla_rope") => latent(gpu, case),
         _ => attention(gpu, case),
     }
-}
-
-/// Returns a tensor of the case on the device.
-fn place(gpu: &Gpu, t: &Tensor) -> Result<Placed, Failed> {
-    Ok(Placed::new(gpu, &t.data, float(t)?, t.four())?)
 }
 
 /// The tensors of an attention.
@@ -72,8 +68,7 @@ impl Tensors {
         let forward = Forward::new(self.q.view(), self.k.view(), self.v.view(), self.out.view())
             .mask(function.mask()?)
             .lse(self.lse.view());
-        let mut scratch = Scratch::new(gpu.device(), attention.scratch_size(&forward)?)?;
-        gpu.submit(|e| attention.forward(e, &forward, &mut scratch))?;
+        calls::forward(gpu, &attention, &forward)?;
         let mut backward = Backward::new(forward, self.d_out.view())
             .d_q(self.d_q.view())
             .d_k(self.d_k.view())
@@ -81,9 +76,7 @@ impl Tensors {
         if let Some(d_table) = d_table {
             backward = backward.d_captured(&[Some(d_table.view()), None]);
         }
-        let mut scratch = Scratch::new(gpu.device(), attention.backward_scratch_size(&backward)?)?;
-        gpu.submit(|e| attention.backward(e, &backward, &mut scratch))?;
-        Ok(())
+        Ok(calls::backward(gpu, &attention, &backward)?)
     }
 }
 

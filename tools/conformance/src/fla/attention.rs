@@ -8,6 +8,7 @@ use wgpu_attention::selected::{
 use wgpu_attention::{Attention, Config, DType, Forward, Gpu, Scratch, TensorView};
 
 use super::{Rows, computed};
+use crate::calls;
 use crate::case::Case;
 use crate::outcome::{Failed, Outcome, Ran, float};
 use crate::tensor::{Placed, Tensor};
@@ -122,14 +123,12 @@ pub fn attention(gpu: &Gpu, case: &Case) -> Ran {
     }
     let attention = Attention::with_pipelines(gpu.pipelines(), tensors.config(case)?)?;
     let forward = tensors.forward(mask);
-    let mut scratch = Scratch::new(gpu.device(), attention.scratch_size(&forward)?)?;
-    gpu.submit(|e| attention.forward(e, &forward, &mut scratch))?;
+    calls::forward(gpu, &attention, &forward)?;
     let mut backward = tensors.backward(forward).d_sinks(d_sinks.as_ref().map(Placed::view));
     if let Some(d_sums) = &d_sums {
         backward = backward.d_captured(&[Some(d_sums.view())]);
     }
-    let mut scratch = Scratch::new(gpu.device(), attention.backward_scratch_size(&backward)?)?;
-    gpu.submit(|e| attention.backward(e, &backward, &mut scratch))?;
+    calls::backward(gpu, &attention, &backward)?;
     let mut ran = tensors.computed(gpu)?;
     if let Outcome::Computed(outputs) = &mut ran {
         if let Some(d_sinks) = &d_sinks {

@@ -10,6 +10,7 @@ use std::collections::BTreeMap;
 pub use recurrent::recurrent;
 use wgpu_attention::{DType, Gpu, TensorView};
 
+use crate::calls;
 use crate::case::Case;
 use crate::outcome::{Failed, Outcome, Ran, float};
 use crate::tensor::{Placed, Tensor};
@@ -70,8 +71,7 @@ impl Rows {
 
 /// Places a tensor of four axes, or of fewer with ones in front.
 fn dense(gpu: &Gpu, case: &Case, name: &str) -> Result<Option<Placed>, Failed> {
-    let place = |t: &Tensor| Ok::<_, Failed>(Placed::new(gpu, &t.data, float(t)?, t.four())?);
-    case.inputs.get(name).map(place).transpose()
+    case.inputs.get(name).map(|t| calls::place(gpu, t)).transpose()
 }
 
 /// Makes the dense tensor of an output, if the case has it.

@@ -10,6 +10,7 @@ use wgpu_attention::selected::{Indexer, IndexerForward};
 use wgpu_attention::{Attention, Cache, CacheConfig, Config, DType, Error, Forward, Gpu, Scratch, Shape};
 
 use super::{Heads, is, optional, place};
+use crate::calls;
 use crate::case::Case;
 use crate::outcome::{Failed, Outcome, Ran};
 use crate::tensor::{Placed, Tensor};
@@ -57,10 +58,6 @@ pub fn flash_attention(gpu: &Gpu, case: &Case) -> Ran {
     let attention = Attention::with_pipelines(gpu.pipelines(), config)?;
     let out = Placed::output(gpu, DType::F32, [batch, q_len, heads, value_dim])?;
     let out_view = out.blhd([batch, heads, q_len, value_dim]);
-    let run = |call: Forward| {
-        let mut scratch = Scratch::new(gpu.device(), attention.scratch_size(&call)?)?;
-        gpu.submit(|e| attention.forward(e, &call, &mut scratch))
-    };
     if cached {
         let config = CacheConfig::new(kv_heads, head_dim, capacity)
             .batch(batch)
@@ -69,10 +66,12 @@ pub fn flash_attention(gpu: &Gpu, case: &Case) -> Ran {
             .value_storage(v_storage)
             .latent(v.is_none());
         let cache = filled(gpu, config, &k, v.as_ref())?;
-        run(Forward::with_cache(q.view(), &cache, out_view).at_end().mask(mask))?;
+        let call = Forward::with_cache(q.view(), &cache, out_view).at_end().mask(mask);
+        calls::forward(gpu, &attention, &call)?;
     } else {
         let v_view = v.as_ref().map_or(k.view().slice(3, 0, value_dim), Heads::view);
-        run(Forward::new(q.view(), k.view(), v_view, out_view).mask(mask))?;
+        let call = Forward::new(q.view(), k.view(), v_view, out_view).mask(mask);
+        calls::forward(gpu, &attention, &call)?;
     }
     Ok(Outcome::Computed(BTreeMap::from([("out", out.download(gpu)?)])))
 }
