@@ -78,6 +78,7 @@ fn meant() -> BTreeMap<(&'static str, &'static str), Option<u32>> {
         ),
         ("position/rotation_table", "ORDER_HALF", rotation_table::ORDER_HALF),
         ("recurrent/chunks", "CHUNK_WORDS", CHUNK_WORDS as u32),
+        ("recurrent/recurrent_d_channel_decays", "CHUNK_ROWS", CHANNEL_CHUNK as u32),
         ("recurrent/recurrent_d_channels", "CHUNK_ROWS", CHANNEL_CHUNK as u32),
         ("selected/selected_keys", "RANGE_WORDS", RANGE_WORDS),
         ("selected/selected_sums", "KEYS", selected_sums::KEYS),

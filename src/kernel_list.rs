@@ -92,6 +92,8 @@ kernels! {
     crate::recurrent::kernels::recurrent_d_errors::RecurrentDErrors,
     crate::recurrent::kernels::recurrent_d_states::RecurrentDStates,
     crate::recurrent::kernels::recurrent_d_ends::RecurrentDEnds,
+    crate::recurrent::kernels::recurrent_d_decays::RecurrentDDecays,
+    crate::recurrent::kernels::recurrent_d_channel_decays::RecurrentDChannelDecays,
     crate::recurrent::kernels::recurrent_d_pairs::RecurrentDPairs,
     crate::recurrent::kernels::recurrent_d_channels::RecurrentDChannels,
     crate::recurrent::kernels::recurrent_d_rows::RecurrentDRows,

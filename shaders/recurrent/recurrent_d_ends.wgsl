@@ -1,11 +1,10 @@
-// The gradient of the logarithm of a chunk's whole decay, for each channel. The state before the
-// chunk and the keys of the chunk pass it on to the state after the chunk.
+// The part of a chunk's first state in the gradients of its decays, for each channel. It is the
+// decayed state times the gradient of the state after the chunk.
 //
-// memory: suffix_keys and d_suffix_keys [features] of each row, ends, states and d_states. d_ends
-// [features] of a chunk
+// memory: ends, states and d_states. d_ends [features] of a chunk
 //
-// Bindings (declared by the host): memory. Floors: values + chunk_len multiply-adds a channel; two
-// states and 8 · chunk_len · features bytes read a chunk. An invocation computes four channels.
+// Bindings (declared by the host): memory. Floors: values multiply-adds a channel; two states read
+// a chunk. An invocation computes four channels.
 
 @compute @workgroup_size(WORKGROUP)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) index: u32) {
@@ -25,9 +24,5 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         );
     }
     sum *= at4(p.ends + slot * p.features + f);
-    let row = row_at(group.z, group.y) * p.features + f;
-    for (var t = 0u; t < p.chunk_len; t++) {
-        sum += at4(p.suffix_keys + row + t * p.features) * at4(p.d_suffix_keys + row + t * p.features);
-    }
     memory_store4(p.d_ends + slot * p.features + f, sum);
 }

@@ -4,6 +4,9 @@
 //
 // If each channel has its own decay, it is a running product from the key's row to the query's.
 //
+// With MULTIPLIES_SCORES, it also multiplies the scores at p.scores and behind it by their
+// gradients. The products are terms of the gradients of decays.
+//
 // memory: two arrays of rows [chunk_len], at p.result and behind it. The second is 0 on the
 // diagonal, the first is not. Both are 0 above.
 //
@@ -42,16 +45,20 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             logs = select(logs, logs + memory_at(p.rates + 4u * (row + t)), columns < vec4<u32>(t));
         }
     }
-    let to = p.result + select(0u, p.second_result, is_second);
+    let array = select(0u, p.second_result, is_second);
     /* unrolled */ for (var r = 0u; r < ROWS; r++) {
         let t = tile.row + r;
         var products = sums[r] * factors;
+        let at = array + (row + t) * p.chunk_len + tile.column;
+        if MULTIPLIES_SCORES {
+            memory_store4(p.scores + at, at4(p.scores + at) * products);
+        }
         if IS_DECAYED {
             logs = select(logs, logs + memory_at(p.rates + 4u * (row + t)), columns < vec4<u32>(t));
             products *= decay_factor4(logs);
         }
         let is_seen = columns < vec4<u32>(t + select(1u, 0u, is_second));
-        memory_store4(to + (row + t) * p.chunk_len + tile.column, select(vec4<f32>(), products, is_seen));
+        memory_store4(p.result + at, select(vec4<f32>(), products, is_seen));
     }
 }
 

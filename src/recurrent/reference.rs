@@ -62,6 +62,8 @@ pub struct RecurrentGradients<R> {
     pub d_beta: Vec<R>,
     /// The gradient of the initial states, also if there are none.
     pub d_initial: Vec<R>,
+    /// The gradient of the state after every token, in the shape of [`RecurrentAttended::states`].
+    pub d_states: Vec<R>,
 }
 
 /// The sizes of a call, and the places of its rows. In `Shape`, `heads` are value heads and
@@ -215,6 +217,7 @@ pub fn recurrent_attention_backward<R: Real>(
         d_decay: zeros(inputs.decay.len()),
         d_beta: zeros(inputs.beta.len()),
         d_initial: zeros(options.sequences.len() * heads * size),
+        d_states: zeros(states.len()),
     };
     let scale = R::of(options.scale);
     let dot = |a: &[R], b: &[R]| a.iter().zip(b).fold(R::zero(), |sum, (a, b)| sum + *a * *b);
@@ -249,6 +252,7 @@ pub fn recurrent_attention_backward<R: Real>(
                     let of_feature = &mut d_state[f * value_dim..][..value_dim];
                     of_feature.iter_mut().zip(d_row).for_each(|(d, d_out)| *d = *d + q[f] * *d_out * scale);
                 }
+                all.d_states[((b * q_len + t) * heads + h) * size..][..size].copy_from_slice(&d_state);
                 for c in 0..value_dim {
                     let column = |x: &[R], f: usize| x[f * value_dim + c];
                     let d_update = (0..head_dim).fold(R::zero(), |sum, f| sum + k[f] * column(&d_state, f));

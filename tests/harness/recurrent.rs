@@ -74,7 +74,8 @@ impl RecurrentCase {
             shape,
             decays,
             delta,
-            unit_eps: delta.then_some(1e-6),
+            // A row of one channel would be 1 or −1, and its gradients would cancel.
+            unit_eps: (delta && head_dim > 1).then_some(1e-6),
             scale: None,
             q,
             k,
@@ -186,11 +187,14 @@ impl RecurrentCase {
     }
 
     pub fn gradients<R: Real>(&self) -> [Vec<R>; 6] {
+        in_order(self.all_gradients())
+    }
+
+    fn all_gradients<R: Real>(&self) -> RecurrentGradients<R> {
         let (d_out, d_last) = (widen::<R>(&self.d_out), widen::<R>(&self.d_last));
-        let got: RecurrentGradients<R> = self.with_inputs(|inputs, options| {
+        self.with_inputs(|inputs, options| {
             recurrent_attention_backward(inputs, self.shape, options, &d_out, &d_last)
-        });
-        [got.d_q, got.d_k, got.d_v, got.d_decay, got.d_beta, got.d_initial]
+        })
     }
 
     pub fn config(&self, setup: &OperatorSetup) -> RecurrentConfig {
@@ -348,13 +352,13 @@ impl RecurrentCase {
         let size = operator.backward_scratch_size(&call).map_err(refused)?;
         let mut scratch = Scratch::new(gpu.device(), size).map_err(refused)?;
         gpu.submit(|e| operator.backward(e, &call, &mut scratch)).map_err(refused)?;
-        let (exact, naive) = (self.gradients::<f64>(), self.gradients::<f32>());
-        let of_keys = largest(exact[1].iter().copied());
+        let (exact, naive) = (self.all_gradients::<f64>(), self.gradients::<f32>());
+        let of_states = largest(exact.d_states.iter().copied());
         let strongest = self.decay.iter().filter(|x| x.is_finite()).fold(0f32, |most, x| most.max(x.abs()));
         let strongest = f64::from(strongest);
         let mut all = Vec::new();
         let mut worst: f64 = 0.0;
-        for (n, (exact, naive)) in exact.into_iter().zip(naive).enumerate() {
+        for (n, (exact, naive)) in in_order(exact).into_iter().zip(naive).enumerate() {
             let Some(placed) = &written[n] else {
                 all.push(Vec::new());
                 continue;
@@ -362,10 +366,9 @@ impl RecurrentCase {
             let got = placed.download_async(GRADIENTS[n], profile).await?;
             let own = largest(exact.iter().copied());
             let magnitude = match n {
-                // The gradient of a decay is a difference of sums as large as the gradient of k.
-                3 => own.max(of_keys),
-                // This gradient has the factor exp(x) of all decays, whose relative error is |x| ε.
-                5 => own * (1.0 + strongest),
+                // Terms of the sum are as large as the largest gradient of a state. The sum has the
+                // factor exp(x) of all decays, whose relative error is |x| ε.
+                5 => own.max(of_states) * (1.0 + strongest),
                 _ => own,
             };
             let before = accumulates.then_some(&before[n][..]);
@@ -393,6 +396,10 @@ impl RecurrentCase {
     pub fn backward(&self, setup: &OperatorSetup) -> Result<(f64, Vec<Vec<f64>>), String> {
         pollster::block_on(self.backward_async(setup))
     }
+}
+
+fn in_order<R>(got: RecurrentGradients<R>) -> [Vec<R>; 6] {
+    [got.d_q, got.d_k, got.d_v, got.d_decay, got.d_beta, got.d_initial]
 }
 
 fn refused(e: wgpu_attention::Error) -> String {

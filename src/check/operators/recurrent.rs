@@ -95,10 +95,7 @@ pub(super) async fn gradients(gpu: &Gpu) -> Result<Outcome, Error> {
         let all = reference::recurrent_attention_backward(&inputs, SHAPE, &options(), d_out, &[])?;
         [all.d_q, all.d_k, all.d_v, all.d_decay, all.d_beta]
     });
-    // The gradient of a decay is a difference of sums as large as the gradient of k.
     let most = |x: &[f64]| x.iter().fold(0f64, |most, x| most.max(x.abs()));
-    let of_keys = most(&both.0[1]);
-    let terms =
-        std::array::from_fn(|n| vec![most(&both.0[n]).max(if n == 3 { of_keys } else { 0.0 }) as f32]);
+    let terms = std::array::from_fn(|n| vec![most(&both.0[n]) as f32]);
     judged_gradients(gpu, [&d_q, &d_k, &d_v, &d_decay, &d_beta], both, terms).await
 }

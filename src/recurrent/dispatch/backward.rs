@@ -4,7 +4,9 @@ use super::Gradients;
 use super::builder::{Builder, StateCopy, width};
 use super::forward::Checkpoint;
 use crate::recurrent::kernels::numbers::{RecurrentForm, RecurrentNumbers};
+use crate::recurrent::kernels::recurrent_d_channel_decays::RecurrentDChannelDecaysCall;
 use crate::recurrent::kernels::recurrent_d_channels::RecurrentDChannelsCall;
+use crate::recurrent::kernels::recurrent_d_decays::RecurrentDDecaysCall;
 use crate::recurrent::kernels::recurrent_d_ends::RecurrentDEndsCall;
 use crate::recurrent::kernels::recurrent_d_errors::RecurrentDErrorsCall;
 use crate::recurrent::kernels::recurrent_d_pairs::RecurrentDPairsCall;
@@ -12,6 +14,7 @@ use crate::recurrent::kernels::recurrent_d_rates::RecurrentDRatesCall;
 use crate::recurrent::kernels::recurrent_d_rows::{self, RecurrentDRowsCall};
 use crate::recurrent::kernels::recurrent_d_states::RecurrentDStatesCall;
 use crate::recurrent::kernels::recurrent_d_values::RecurrentDValuesCall;
+use crate::tensor::TensorView;
 
 impl<'a> Builder<'a, '_> {
     /// Records the backward pass.
@@ -64,8 +67,8 @@ impl<'a> Builder<'a, '_> {
         if gradients.d_v.is_some() {
             self.d_values(gradients, span);
         }
-        let rates = gradients.d_decay.is_some() || gradients.d_beta.is_some();
-        if gradients.d_q.is_none() && gradients.d_k.is_none() && !rates {
+        let rows = gradients.d_q.is_some() || gradients.d_k.is_some();
+        if !rows && gradients.d_decay.is_none() && gradients.d_beta.is_none() {
             return;
         }
         let numbers = RecurrentNumbers {
@@ -77,21 +80,25 @@ impl<'a> Builder<'a, '_> {
             second_sign: -1.0,
             ..self.span(span)
         };
-        self.scores(numbers, [!form.by_channel, false, false]);
+        let multiplies = gradients.d_decay.is_some() && !form.by_channel;
+        self.scores(numbers, [!form.by_channel, false, false], multiplies);
         self.d_states([places.d_out, places.states, places.d_queries], 1.0, span);
         self.d_states([places.errors, places.d_states, places.d_suffix_keys], 1.0, span);
         if form.delta {
             self.d_states([places.d_errors, places.states, places.d_keys], -1.0, span);
         }
-        if gradients.d_decay.is_some() {
+        if let Some(d_decay) = gradients.d_decay {
             self.d_ends(span);
+            self.d_decays(d_decay, gradients.accumulates, span);
         }
-        self.d_pairs(span);
-        if gradients.d_q.is_some() || gradients.d_k.is_some() {
+        if rows || gradients.d_beta.is_some() {
+            self.d_pairs(span);
+        }
+        if rows {
             self.d_rows(gradients, span);
         }
-        if rates {
-            self.d_rates(gradients, span);
+        if let Some(d_beta) = gradients.d_beta {
+            self.d_rates(d_beta, gradients.accumulates, span);
         }
     }
 
@@ -132,6 +139,24 @@ impl<'a> Builder<'a, '_> {
         self.all.push(call.dispatch([groups, span.1, self.all_heads()], self.device));
     }
 
+    /// Records the gradients of the decays, from rows that do not have the gradients of pairs yet.
+    fn d_decays(&mut self, d_decay: TensorView<'a>, accumulates: bool, span: (usize, usize)) {
+        let (Some(chunks), Some(memory)) = (self.chunks(), self.arrays()) else { return };
+        let RecurrentForm { delta, by_channel, .. } = self.problem.form;
+        let result = self.places.d_scores as u32;
+        let numbers = RecurrentNumbers { result, accumulates: accumulates.into(), ..self.span(span) };
+        let heads = self.all_heads();
+        if by_channel {
+            let workgroup = self.problem.tiles.workgroup;
+            let groups = self.problem.shape.head_dim.div_ceil(workgroup as usize);
+            let call = RecurrentDChannelDecaysCall { chunks, memory, d_decay, numbers, workgroup, delta };
+            self.all.push(call.dispatch([groups, span.1, heads], self.device));
+        } else {
+            let call = RecurrentDDecaysCall { chunks, memory, d_decay, numbers, delta };
+            self.all.push(call.dispatch([1, span.1, heads], self.device));
+        }
+    }
+
     fn d_pairs(&mut self, span: (usize, usize)) {
         let Some(memory) = self.arrays() else { return };
         let (tiles, delta) = (self.problem.tiles, self.problem.form.delta);
@@ -169,16 +194,10 @@ impl<'a> Builder<'a, '_> {
         self.all.push(call.dispatch([groups, span.1, heads], self.device));
     }
 
-    fn d_rates(&mut self, gradients: &Gradients<'a>, span: (usize, usize)) {
+    fn d_rates(&mut self, d_beta: TensorView<'a>, accumulates: bool, span: (usize, usize)) {
         let (Some(chunks), Some(memory)) = (self.chunks(), self.arrays()) else { return };
-        let call = RecurrentDRatesCall {
-            chunks,
-            memory,
-            d_decay: gradients.d_decay,
-            d_beta: gradients.d_beta,
-            numbers: RecurrentNumbers { accumulates: gradients.accumulates.into(), ..self.span(span) },
-            form: RecurrentForm { unit: false, ..self.problem.form },
-        };
+        let numbers = RecurrentNumbers { accumulates: accumulates.into(), ..self.span(span) };
+        let call = RecurrentDRatesCall { chunks, memory, d_beta, numbers };
         self.all.push(call.dispatch([1, span.1, self.all_heads()], self.device));
     }
 

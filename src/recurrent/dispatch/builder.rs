@@ -90,6 +90,7 @@ impl<'a, 'p> Builder<'a, 'p> {
             rates: places.rates as u32,
             ends: places.ends as u32,
             norms: places.norms as u32,
+            scores: places.scores as u32,
             states: places.states as u32,
             d_out: places.d_out as u32,
             d_queries: places.d_queries as u32,

@@ -114,16 +114,22 @@ impl<'a> Builder<'a, '_> {
             result: self.places.scores as u32,
             ..self.span(span)
         };
-        self.scores(numbers, [!form.by_channel, form.by_channel, form.delta]);
+        self.scores(numbers, [!form.by_channel, form.by_channel, form.delta], false);
     }
 
-    pub fn scores(&mut self, numbers: RecurrentNumbers, [decayed, by_channel, rates]: [bool; 3]) {
+    /// Records products of rows. `multiplies` also multiplies the scores by them.
+    pub fn scores(
+        &mut self,
+        numbers: RecurrentNumbers,
+        [decayed, by_channel, rates]: [bool; 3],
+        multiplies: bool,
+    ) {
         let Some(memory) = self.arrays() else { return };
         let tiles = self.problem.tiles;
         let arrays = if self.problem.form.delta { 2 } else { 1 };
         let each = tiles.groups(self.plan.chunk_len, self.plan.chunk_len);
         let numbers = RecurrentNumbers { tiles: each as u32, ..numbers };
-        let call = RecurrentScoresCall { memory, numbers, tiles, decayed, by_channel, rates };
+        let call = RecurrentScoresCall { memory, numbers, tiles, decayed, by_channel, rates, multiplies };
         self.all.push(call.dispatch([arrays * each, numbers.slots as usize, self.all_heads()], self.device));
     }
 

@@ -42,6 +42,7 @@ params! {
         rates: u32,
         ends: u32,
         norms: u32,
+        scores: u32,
         states: u32,
         d_out: u32,
         d_queries: u32,

@@ -25,7 +25,6 @@ impl Variant for RecurrentDEnds {
 
     fn describe(&self) -> Kernel {
         Pieces::new(self.declare(), self.workgroup)
-            .rows()
             .text("fn at4(o: u32) -> vec4<f32> { return memory_at4(o, 1u, 4u); }\n")
             .text(shader!("recurrent/recurrent_d_ends"))
             .kernel()

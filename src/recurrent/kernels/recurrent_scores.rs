@@ -23,6 +23,8 @@ kernel! {
         by_channel: bool,
         /// True if products have the factor β of their key.
         rates: bool,
+        /// True if the scores are multiplied by the products.
+        multiplies: bool,
     }
 }
 
@@ -35,6 +37,7 @@ impl Variant for RecurrentScores {
             .bool("IS_DECAYED", self.decayed)
             .bool("IS_BY_CHANNEL", self.by_channel)
             .bool("HAS_RATES", self.rates)
+            .bool("MULTIPLIES_SCORES", self.multiplies)
             .rows()
             .products()
             .text(shader!("recurrent/decays"))
@@ -44,15 +47,21 @@ impl Variant for RecurrentScores {
 
     fn all() -> impl IntoIterator<Item = Self> {
         LinearTiles::ALL.into_iter().flat_map(|tiles| {
-            [(true, false, true), (true, false, false), (false, true, true), (false, false, false)].map(
-                |(decayed, by_channel, rates)| RecurrentScores {
-                    memory: DType::F32,
-                    tiles,
-                    decayed,
-                    by_channel,
-                    rates,
-                },
-            )
+            [
+                (true, false, true, false),
+                (true, false, false, false),
+                (true, false, false, true),
+                (false, true, true, false),
+                (false, false, false, false),
+            ]
+            .map(|(decayed, by_channel, rates, multiplies)| RecurrentScores {
+                memory: DType::F32,
+                tiles,
+                decayed,
+                by_channel,
+                rates,
+                multiplies,
+            })
         })
     }
 }
