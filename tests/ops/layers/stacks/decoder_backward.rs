@@ -4,7 +4,7 @@ use wgpu_attention::layers::{
     DecoderBackward, DecoderForward, DecoderLayerGradients, DecoderMemory, NormOrder,
 };
 use wgpu_attention::matmul::Activation;
-use wgpu_attention::reference::compare::max_error;
+use wgpu_attention::reference::compare::{Tolerance, compare, max_error};
 use wgpu_attention::reference::{self, LinearGradients, Real, widen};
 use wgpu_attention::rows::{NormConfig, NormGradients};
 use wgpu_attention::{Cache, CacheConfig, DType, Error, KernelOptions, Scratch, TensorView};
@@ -240,7 +240,8 @@ fn gradients_of_random_stacks_equal_the_reference() {
     report.finish();
 }
 
-/// A gradient depends neither on the other wanted gradients, nor on saved outputs of layers.
+/// A gradient depends neither on the other wanted gradients, nor on saved outputs of layers. Wanted
+/// gradients choose the variants of kernels, and a driver may round differently in each.
 #[test]
 fn single_gradients_equal_joint_ones() {
     crate::harness::in_turn!();
@@ -259,7 +260,12 @@ fn single_gradients_equal_joint_ones() {
         ];
         for (range, wanted) in parts {
             let some = run(&stack, &d_out, &setup, Ask { wanted, ..ALL }).expect("some gradients");
-            assert!(some == all[range], "{order:?}: {wanted:?}");
+            for (n, some) in range.zip(some) {
+                let tolerance =
+                    Tolerance { absolute: 4.0 * f64::from(f32::EPSILON) * largest(all[n].clone()) };
+                compare(&some, &all[n], tolerance)
+                    .unwrap_or_else(|e| panic!("{order:?}, {wanted:?}, {n}: {e}"));
+            }
         }
     }
 }
