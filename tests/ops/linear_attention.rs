@@ -616,6 +616,23 @@ fn elu_does_not_cancel() {
     }
 }
 
+/// A number as large as the sum of weights.
+#[test]
+fn large_eps_lowers_means() {
+    let mut report = Report::new("linear attention, a large eps");
+    for causal in [false, true] {
+        let name = format!("a large eps, causal {causal}");
+        let mut case = LinearCase::random(&name, shape([1, 2, 1, 20, 20, 6, 8]), FeatureMap::Elu, causal);
+        case.eps = Some(8.0);
+        for form in FORMS {
+            let judged =
+                case.forward(&plain(form)).and_then(|ran| Ok(ran.0.max(case.backward(&plain(form))?)));
+            report.record(&name, &plain(form), judged);
+        }
+    }
+    report.finish();
+}
+
 #[test]
 fn bad_calls_are_errors() {
     let gpu = &full().gpu;

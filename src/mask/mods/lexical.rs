@@ -85,3 +85,20 @@ pub(super) fn has_uniforms(text: &str) -> bool {
     let words = text.split(|c: char| !(c.is_alphanumeric() || c == '_')).filter(|word| !word.is_empty());
     words.clone().zip(words.skip(1)).any(|pair| pair == ("struct", "Uniforms"))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::without_comments;
+
+    #[test]
+    fn comments_become_spaces() {
+        for (text, [before, after], spaces) in [
+            ("a // é\nb", ["a", "\nb"], 6),
+            ("a /* b /* c */ d */ e", ["a", "e"], 19),
+            ("a / b * /**/ c", ["a / b *", "c"], 6),
+            ("// /*\na */", ["", "\na */"], 5),
+        ] {
+            assert_eq!(without_comments(text), format!("{before}{}{after}", " ".repeat(spaces)));
+        }
+    }
+}

@@ -103,6 +103,20 @@ fn every_shape_of_every_tensor() {
     report.finish();
 }
 
+/// A bias for each key or distance: sums over all queries.
+#[test]
+fn bias_of_each_key() {
+    let mut report = Report::new("gradients of a bias of each key");
+    for of in ["bias", "relative"] {
+        let name = format!("{of} of each key");
+        let rules = rules(of, [true, true, true, false], &mut Rng::named(&name));
+        let case = Case::random(&name, SHAPE).with(|c| c.rules = Rules { causal: true, ..rules });
+        let setup = alone(of, BackwardSetup::plain(full(), FORMS[0]));
+        report.check_backward(&Problem::new(case, 0, true), &setup);
+    }
+    report.finish();
+}
+
 /// Enough queries that an element has several partial sums, more and fewer than the lanes of a
 /// workgroup.
 #[test]

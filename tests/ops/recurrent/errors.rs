@@ -24,7 +24,7 @@ fn bad_calls_are_errors() {
     let made = |config: RecurrentConfig| RecurrentAttention::with_pipelines(gpu.pipelines(), config);
     let unmade = |config: RecurrentConfig, words: &[&str]| says(&made(config).expect_err("an error"), words);
     unmade(config.value_heads(3), &["value_heads", "heads"]);
-    unmade(RecurrentConfig::new(0, 8), &["heads"]);
+    unmade(RecurrentConfig::new(0, 8).value_heads(4), &["heads is 0"]);
     unmade(RecurrentConfig::new(2, 0), &["head_dim"]);
     unmade(config.value_dim(0), &["value_dim"]);
     unmade(config.dtype(DType::Bool), &["Bool"]);

@@ -112,6 +112,33 @@ fn checkpoints_resume_any_prefix() {
     }
 }
 
+/// Tokens past the end of a sequence keep its last state.
+#[test]
+fn checkpoints_repeat_past_lengths() {
+    let (lengths, each) = ([2u32, 0], 4 * 12 * 20);
+    let case = gated("checkpoints and lengths", [2, 4, 2, 5, 12, 20]);
+    let case = case.with(|c| (c.initial, c.lengths) = (Vec::new(), Some(lengths.to_vec())));
+    let exact = case.reference::<f64>();
+    for form in FORMS {
+        let run = Run::new(&case);
+        let kept = run.gpu.upload(&vec![7.5f32; 10 * each]).expect("an upload");
+        let of = run.gpu.upload(&lengths).expect("an upload");
+        let call = run
+            .call(0, 5)
+            .states(TensorView::new(&kept, DType::F32, [10, 4, 12, 20]))
+            .lengths(TensorView::new(&of, DType::U32, [2, 1, 1, 1]));
+        case.submit(&plain(form), &call).expect("a call");
+        let got = floats(run.gpu, &kept, 10 * each);
+        for t in 0..10 {
+            let want = match t {
+                0..5 => exact.states[t.min(1) * each..][..each].to_vec(),
+                _ => vec![0.0; each],
+            };
+            near(&got[t * each..][..each], &want, &format!("the state after token {t}"));
+        }
+    }
+}
+
 /// Slots select states of many. A slot that does not exist leaves its sequence out.
 #[test]
 fn slots_select_states() {

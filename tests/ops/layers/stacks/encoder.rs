@@ -406,11 +406,12 @@ fn caches_that_do_not_fit_are_refused() {
     let encoder = placed.encoder(full(), stack.config(DType::F32)).expect("a stack");
     let buffers: Vec<_> = (0..3).map(|_| gpu.buffer(4096).expect("a buffer")).collect();
     let rows = |n: usize| TensorView::new(&buffers[n], DType::F32, [1, 1, 3, 16]);
-    let filled = |config| {
+    let filled_by = |config, count| {
         let mut cache = Cache::with_pipelines(gpu.pipelines(), config).expect("a cache");
-        gpu.submit(|e| cache.advance(e, Tokens::All(3))).expect("an advance");
+        gpu.submit(|e| cache.advance(e, Tokens::All(count))).expect("an advance");
         cache
     };
+    let filled = |config| filled_by(config, 3);
     let refused = |call: EncoderForward, words: &str| {
         let mut commands = gpu.device().create_command_encoder(&Default::default());
         let mut scratch = Scratch::new(gpu.device(), Default::default()).expect("a scratch");
@@ -449,6 +450,8 @@ fn caches_that_do_not_fit_are_refused() {
     }
     let alone = EncoderForward::new(rows(0).slice(2, 0, 1), rows(1).slice(2, 0, 1));
     assert!(encoder.scratch_size(&alone.cache(&fits)).is_ok());
+    let two = EncoderForward::new(rows(0).slice(2, 0, 2), rows(1).slice(2, 0, 2));
+    refused(two.cache(&filled_by(CacheConfig::new(2, 8, 9).layers(2), 2)), "no causal rule");
     refused(call.cache(&filled(CacheConfig::new(2, 8, 9))), "`cache.layers` is 1");
     refused(call.cache(&filled(CacheConfig::new(2, 12, 9).layers(2))), "`cache.head_dim` is 12");
     refused(call.cache(&filled(CacheConfig::new(2, 8, 9).layers(2).batch(2))), "`cache.batch` is 2");
