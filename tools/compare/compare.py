@@ -128,9 +128,7 @@ def main():
     programs = {"ours": ours}
     environment = {"PYTHONPATH": os.pathsep.join([*packages, a.llama]), **page.llama_settings(work)}
     for name in set(chosen) - {"ours"}:
-        # The name of a program, and its arguments.
-        peer, *arguments = name.split("_")
-        command = [*runner, os.path.realpath(sys.executable), f"{HERE}/{peer}_peer.py", *arguments]
+        command = [*runner, os.path.realpath(sys.executable), f"{HERE}/{name}_peer.py"]
         programs[name] = Program(command, f"{a.at}/{name}.log", environment)
         programs[name].send(json.dumps(work))
 
@@ -155,6 +153,7 @@ def main():
                     print(f"{model} {name:<6}", *(f"{t} {answer[t]:.3f} s" for t in times), file=sys.stderr)
                 else:
                     print(f"{model} {name:<6} {answer['error']}", file=sys.stderr)
+                    failures += [f"{name}, {model}: {answer['error']}"] * (name == "ours")
                 results[model, name] = answer
     for program in programs.values():
         program.process.kill()
@@ -169,7 +168,7 @@ def main():
             with open(os.path.join(docs, name), "w", encoding="utf-8") as file:
                 file.write(content)
     for failure in failures:
-        print(f"beyond a limit: {failure}", file=sys.stderr)
+        print(f"wrong: {failure}", file=sys.stderr)
     sys.exit(bool(failures))
 
 

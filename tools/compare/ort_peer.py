@@ -1,10 +1,8 @@
 """ONNX Runtime's WebGPU provider, with graphs made here. A node without a WebGPU kernel is an error.
 
-With the argument `f32`, all weights are f32. Without, SmolLM2 keeps the 4 and 8 bits of its file. A block of Q4_1 is d·q + m. MatMulNBits multiplies by
+SmolLM2 keeps the 4 and 8 bits of its file. A block of Q4_1 is d·q + m. MatMulNBits multiplies by
 d·(q − 8), and a MatMul with the sums of the inputs' blocks adds the rest, m + 8·d.
 """
-
-import sys
 
 import numpy as np
 import onnxruntime as ort
@@ -13,8 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 import peer
 import weights
 
-F32 = sys.argv[1:] == ["f32"]
-BATCH = 32  # sentences, the default of sentence-transformers
+BATCH = 8  # sentences; of 8, 16 and 32 it took the least time on a software driver
 
 
 class Graph:
@@ -59,22 +56,15 @@ def smollm(work):
         data = data.reshape(len(data), -1, size)
         return data, data[..., :4].copy().view(np.float16).astype(np.float32)
 
-    def linear(x, sums, name):
-        """The product with a tensor in Q4_1. `sums` are of x's blocks."""
-        if F32:
-            return g.node("MatMul", [x, model.f32(name).T])
-        data, numbers = blocks(name, 20)
+    def linear(x, names):
+        """The products with tensors in Q4_1, joined along their rows."""
+        data, numbers = (np.concatenate(parts) for parts in zip(*(blocks(name, 20) for name in names)))
         d, m, q = numbers[..., 0], numbers[..., 1], data[..., 4:]
         q = np.concatenate([q & 15, q >> 4], -1)
         sizes = dict(N=len(d), K=32 * d.shape[1], block_size=32)
         y = g.node("MatMulNBits", [x, q[..., ::2] | q[..., 1::2] << 4, d], contrib=True, bits=4, **sizes)
+        sums = g.node("ReduceSum", [g.node("Reshape", [x, np.array([1, 0, -1, 32])]), np.array([3])], keepdims=0)
         return g.node("Add", [y, g.node("MatMul", [sums, (m + 8 * d).T])])
-
-    def sums(x):
-        if F32:
-            return None
-        x = g.node("Reshape", [x, np.array([1, 0, -1, 32])])
-        return g.node("ReduceSum", [x, np.array([3])], keepdims=0)
 
     def norm(x, name, added=None):
         weight = model.f32(name).ravel()
@@ -87,36 +77,31 @@ def smollm(work):
 
     angles = model.angles(np.arange(context)).astype(np.float32)
     cos, sin = g.tensor(np.cos(angles)), g.tensor(np.sin(angles))
-    q_width, kv_width = model.heads * model.dim, model.kv_heads * model.dim
     x, added = g.node("Gather", [model.f32("token_embd"), "ids"]), None
     for n in range(model.layers):
-        part = lambda name: f"blk.{n}.{name}"
-        normed, x = norm(x, part("attn_norm"), added)
-        total = sums(normed)
-        q, k, v = (linear(normed, total, part(f"attn_{s}")) for s in "qkv")
-        inputs = [q, k, v, f"pk{n}", f"pv{n}", "before", "total", cos, sin]
+        names = lambda *parts: [f"blk.{n}.{part}" for part in parts]
+        normed, x = norm(x, f"blk.{n}.attn_norm", added)
+        qkv = linear(normed, names("attn_q", "attn_k", "attn_v"))
+        inputs = [qkv, "", "", f"pk{n}", f"pv{n}", "before", "total", cos, sin]
         attended = g.node("GroupQueryAttention", inputs, [f"a{n}", f"k{n}", f"v{n}"], True, num_heads=model.heads,
                           kv_num_heads=model.kv_heads, do_rotary=1, rotary_interleaved=1)
-        added = linear(attended, sums(attended), part("attn_output"))
-        normed, x = norm(x, part("ffn_norm"), added)
-        total = sums(normed)
-        gate, up = (linear(normed, total, part(name)) for name in ("ffn_gate", "ffn_up"))
+        added = linear(attended, names("attn_output"))
+        normed, x = norm(x, f"blk.{n}.ffn_norm", added)
+        gate, up = (linear(normed, names(name)) for name in ("ffn_gate", "ffn_up"))
         inner = g.node("Mul", [g.node("Mul", [gate, g.node("Sigmoid", [gate])]), up])
-        added = linear(inner, sums(inner), part("ffn_down"))
+        added = linear(inner, names("ffn_down"))
     last = lambda t: g.node("Slice", [t, np.array([-1]), np.array([2**31]), np.array([1])])
     normed, _ = norm(last(x), "output_norm", last(added))
     data, numbers = blocks("token_embd", 34)
-    if F32:
-        g.node("MatMul", [normed, model.f32("token_embd").T], ["logits"])
-    else:
-        # 128 is MatMulNBits' zero for 8 bits.
-        g.node("MatMulNBits", [normed, data[..., 2:] ^ 128, numbers[..., 0]], ["logits"], True, bits=8, N=len(data),
-               K=model.width, block_size=32)
+    # 128 is MatMulNBits' zero for 8 bits.
+    g.node("MatMulNBits", [normed, data[..., 2:] ^ 128, numbers[..., 0]], ["logits"], True, bits=8, N=len(data),
+           K=model.width, block_size=32)
 
     shape = [1, model.kv_heads, context, model.dim]
     pairs = [(f"{s}{n}", FLOAT, shape) for n in range(model.layers) for s in "kv"]
     session = g.session(
-        [("ids", INT64, [1, "rows"]), ("before", INT32, [1]), ("total", INT32, [1])] + [("p" + n, *r) for n, *r in pairs],
+        [("ids", INT64, [1, "rows"]), ("before", INT32, [1]), ("total", INT32, [1])]
+        + [("p" + name, *rest) for name, *rest in pairs],
         [("logits", FLOAT, [1, 1, len(data)])] + pairs)
     # Keys and values stay on the device, in buffers that are inputs and outputs.
     make = Graph()

@@ -1,41 +1,42 @@
 """The page and the picture of the comparison."""
 
+import os
+
 import numpy as np
 
 NAMES = {
     "ours": "wgpu-attention",
     "llama": "llama.cpp, Vulkan",
     "ort": "ONNX Runtime, WebGPU",
-    "ort_f32": "ONNX Runtime, f32",
     "burn": "Burn, wgpu",
 }
 WEIGHTS = {
     "ours": "the file's blocks, Q4_1 and Q8_0",
     "llama": "the file's blocks, Q4_1 and Q8_0",
     "ort": "the file's 4 and 8 bits, as MatMulNBits and a MatMul of the blocks' constants",
-    "ort_f32": "f32 from the file's blocks",
 }
-COLOURS = {"ours": "#2b6cb0", "llama": "#c05621", "ort": "#4a7c3f", "ort_f32": "#8aa37b"}
-# Rounding the numbers of a vector to f16 turns it by at most 2^-11, and 1 - cosine is half the square of that.
+COLOURS = {"ours": "#2b6cb0", "llama": "#c05621", "ort": "#4a7c3f"}
+# Rounding the numbers of a vector to f16 turns it by at most 2^-11. Then 1 - cosine is half the
+# square of that, at most.
 COSINE_LIMIT = 2.0**-23
 NOT_RUN = {
     ("smollm", "burn"): "not in this comparison yet",
     ("minilm", "burn"): "not in this comparison yet",
-    ("minilm", "ort_f32"): "as the row above",
     ("minilm", "llama"): "not run, because it reads only GGUF files, and this model's file is another",
 }
 
 
 def logit_limit(truth):
-    """Half the median gap between the two largest logits. A larger error can change every second token."""
+    """Half the median gap of the two largest logits. A larger error can change every second token."""
     largest = np.sort(truth["rows"], 1)
     return float(np.median(largest[:, -1] - largest[:, -2])) / 2
 
 
 def llama_settings(work):
-    """The environment of llama.cpp. On a software driver these settings are its fastest."""
-    software = "llvmpipe" in work["device"]
-    return {"GGML_VK_VISIBLE_DEVICES": "0", "GGML_VK_DISABLE_F16": "1", "GGML_VK_DISABLE_COOPMAT": "1"} if software else {}
+    """The environment of llama.cpp. It skips software drivers by default, and is slow with f16."""
+    if "llvmpipe" not in work["device"]:
+        return {}
+    return {"GGML_VK_VISIBLE_DEVICES": "0", "GGML_VK_DISABLE_F16": "1", "GGML_VK_DISABLE_COOPMAT": "1"}
 
 
 def row(model, name, results, cells, columns):
@@ -68,9 +69,9 @@ def markdown(work, truth, results, versions, rounds):
         "f32", f"{count / a['embed']:.1f}", f"{a['off']:.1g}{mark(a)}",
     ], results)
     settings = " ".join(f"{k}={v}" for k, v in llama_settings(work).items())
-    software = "" if "llvmpipe" not in work["device"] else """
-This device is a software driver on two shared cores. The figures are ratios between programs on one such driver.
-They say nothing about a GPU.
+    software = "" if "llvmpipe" not in work["device"] else f"""
+This device is a software driver on {os.cpu_count()} cores, which other programs may have used at the same time.
+The figures are ratios between programs on one such driver. They say nothing about a GPU.
 """
     return f"""<!-- Written by `scripts/compare`. -->
 # Whole models in several programs
@@ -100,8 +101,8 @@ Burn is not in this comparison yet. `examples/embed/peers.py` compares this mode
 
 ## How it was measured
 
-Each time is the least of {rounds} rounds, in which the programs take turns. A round before them compiles kernels.
-All programs get the same tokens, and each chooses the likeliest token on the host from all logits of a step.
+Each time is the least of {rounds} rounds. All programs run in each round, one after the other. A first round compiles kernels, and does not count.
+All programs get the same tokens. After each step, they read all logits and choose the likeliest token on the host.
 
 | program | version | settings |
 |---|---|---|
@@ -109,21 +110,21 @@ All programs get the same tokens, and each chooses the likeliest token on the ho
 | llama.cpp | llama-cpp-python {versions["llama"]} | all layers on the device, the whole prompt in one step, keys and values in f16{", " * bool(settings)}{settings and f"`{settings}`"} |
 | ONNX Runtime | onnxruntime-webgpu {versions["ort"]} | {ORT_SETTINGS} |
 
-## What the checks compare
+## Checks
 
 The truth is the same model in f64, in NumPy, from the same file.
 
 - The logits after the last token of the long prompt, all {len(truth["logits"])}. The limit is {limit:.2g}.
-  It is half the median gap between the two largest logits of the {steps + 1} steps, because larger errors can change every second token.
-- The {steps + 1} tokens after the short prompt. A different token is allowed where the truth's gap between the two tokens
-  is at most twice the error of the logits. Later tokens have other inputs, and are not compared.
+  It is half the median gap between the two largest logits of the {steps + 1} steps. Larger errors can change every second token.
+- The {steps + 1} tokens after the short prompt. A token may differ if the truth's gap between the two tokens is small.
+  The limit of this gap is twice the error of the logits. Later tokens have other inputs, and are not compared.
 - The cosine of each sentence's vector with the truth. The limit of 1 − cosine is {COSINE_LIMIT:.1g}, the effect of rounding a vector to f16.
 """
 
 
 ORT_SETTINGS = (
     "graphs from `tools/compare/ort_peer.py`, the whole prompt in one step, keys and values in f32 on the device, "
-    "sentences in sorted and padded batches of 32, no fallback to the processor; "
+    "sentences in sorted and padded batches of 8, no fallback to the processor; "
     "`tools/compare/mend_ort.py` corrects a fault of its attention kernel"
 )
 

@@ -1,4 +1,4 @@
-"""What the programs in Python have in common: the lines that they exchange with compare.py, and the times that they take."""
+"""What the programs in Python have in common: the measured work, and lines for compare.py."""
 
 import json
 import os
@@ -13,7 +13,10 @@ def say(value):
 
 
 def answer(feed, work):
-    """A round of SmolLM2. `feed(tokens, had)` appends tokens after `had` others, and returns the last one's logits."""
+    """A round of SmolLM2. `feed(tokens, had)` appends tokens after `had` others.
+
+    It returns the logits after the last one.
+    """
     started = time.perf_counter()
     logits = np.array(feed(work["long"], 0))
     forward = time.perf_counter() - started
@@ -37,8 +40,10 @@ def embed(vectors, work):
 
 
 def serve(load):
-    """`load` has a function for each model, which loads it and returns the function of a round. The program loads a model
-    when its first round is wanted. An error is an answer too, so that the other model still runs."""
+    """`load` has a function for each model, which loads it and returns the function of a round.
+
+    The first round of a model loads it. An error is an answer too, so that the other model runs.
+    """
     # Libraries write to standard output: their lines go to standard error.
     answers = os.dup(1)
     os.dup2(2, 1)

@@ -11,6 +11,7 @@ mod caches;
 mod model;
 #[path = "../../../examples/chat/src/tokens.rs"]
 mod tokens;
+#[allow(dead_code)]
 #[path = "../../../examples/chat/src/weights.rs"]
 mod weights;
 
