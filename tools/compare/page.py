@@ -154,11 +154,11 @@ def svg(work, results):
             y = top + 14 + 30 * at
             text(left, y + 15, NAMES[name])
             if name not in figures:
-                text(left + 150, y + 15, "not run" if (model, name) in NOT_RUN else "failed", ' font-style="italic"')
+                text(left + 170, y + 15, "not run" if (model, name) in NOT_RUN else "failed", ' font-style="italic"')
                 continue
-            width = 220 * figures[name] / max(figures.values())
-            lines.append(f'<rect x="{left + 150}" y="{y}" width="{width:.1f}" height="20" rx="2" fill="{COLOURS[name]}"/>')
+            width = 210 * figures[name] / max(figures.values())
+            lines.append(f'<rect x="{left + 170}" y="{y}" width="{width:.1f}" height="20" rx="2" fill="{COLOURS[name]}"/>')
             value = figures[name]
-            text(left + 156 + width, y + 15, f"{value:.0f}" if value >= 100 else f"{value:.1f}")
+            text(left + 176 + width, y + 15, f"{value:.0f}" if value >= 100 else f"{value:.1f}")
     text(20, 2 * height + 35, f"{work['device']}: {work['driver']}", ' font-size="12"')
     return "\n".join(lines) + "\n</svg>\n"
