@@ -12,7 +12,9 @@ use wgpu_attention::{
 };
 
 use crate::harness::report::judge_outputs;
-use crate::harness::{Case, FORMS, Layout, Profile, Report, Setup, Weights, defaults, profiles, run};
+use crate::harness::{
+    Case, FORMS, HostData, Layout, Profile, Report, Setup, Weights, defaults, profiles, run,
+};
 use crate::peers::sdpa;
 
 /// Returns every upper 16 bits with lower 16 bits around the middle: exact numbers, ties, and their
@@ -221,10 +223,14 @@ fn sdpa_vectors_match_in_bf16() {
 #[test]
 fn decoding_loads_words() {
     let mut report = Report::new("bf16, decode");
-    for (dim, words) in [(128, true), (132, false)] {
+    for (dim, words, asks_pairs) in [(128, true, false), (128, true, true), (132, false, false)] {
         let shape =
             Shape { batch: 1, heads: 4, kv_heads: 2, q_len: 1, kv_len: 530, ..Shape::new(1, 4, 1, dim) };
-        let case = Case::random(format!("bf16 decode {dim}"), shape).with(|c| c.rules.causal = true);
+        let case = Case::random(format!("bf16 decode {dim}, asks {asks_pairs}"), shape).with(|c| {
+            let keep = |[_, h, _, j]: [usize; 4]| (h + j) % 3 != 0;
+            c.rules.causal = true;
+            c.rules.attn_mask = asks_pairs.then(|| HostData::of(shape.weights(), keep));
+        });
         for form in FORMS {
             let setup = Setup { profile: alone(), ..setup(Algorithm::Fused, form, Layout::Dense) };
             let outcome = attended(&case, &setup, words);

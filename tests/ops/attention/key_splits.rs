@@ -77,22 +77,6 @@ fn lengths() {
     report.finish();
 }
 
-/// Few queries, whose masks are asked for each pair of query and key.
-#[test]
-fn few_queries_ask_each_pair() {
-    let mut report = Report::new("splits, pairs");
-    for (q_len, dtype) in [(1, DType::F32), (1, DType::F16), (3, DType::F32), (3, DType::F16)] {
-        let case = Case::random(format!("pairs, {q_len} queries"), shape(q_len, 65)).with(|c| {
-            let keep = |[b, h, i, j]: [usize; 4]| (b + h + i + j) % 3 != 0;
-            c.rules.attn_mask = Some(HostData::of(c.shape.weights(), keep));
-        });
-        for form in FORMS {
-            report.check_in(&case, &setup(1, form, dtype), &mut Default::default());
-        }
-    }
-    report.finish();
-}
-
 /// Masks that limit the range of keys, which is then split. Also masks that test every pair, and
 /// rows without a key.
 #[test]

@@ -1,6 +1,7 @@
 //! Puts seeded faults into shaders and host code, and runs the tests with each. `scripts/mutation
 //! --help` prints the options.
 
+mod coverage;
 mod host;
 mod page;
 mod results;
@@ -11,7 +12,7 @@ mod wgsl;
 
 use std::error::Error;
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
+use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 use std::{env, fs};
 
@@ -109,18 +110,50 @@ fn run() -> Result {
         "tree" => host::write_tree(&repo, &work.join("tree"), &host)?,
         "run" => run_all(&options, &repo, &work, &shaders, &host)?,
         "page" => write_page(&repo, &work, &[shaders, host].concat())?,
+        "coverage-tree" => coverage::write_tree(&repo, &coverage_in(&work).join("tree"), &blocks(&repo)?)?,
+        "coverage-page" => write_coverage(&repo, &coverage_in(&work))?,
         other => return Err(format!("no command `{other}`").into()),
     }
     Ok(())
 }
 
 fn write_page(repo: &Path, work: &Path, drawn: &[Site]) -> Result {
+    let head = Command::new("git").args(["rev-parse", "--short=8", "HEAD"]).current_dir(repo).output()?;
+    let commit = String::from_utf8_lossy(&head.stdout).trim().to_string();
     let results = Results::read(&work.join("results.jsonl"))?;
     let entries: Vec<&Entry> = drawn.iter().filter_map(|site| results.get(&site.name())).collect();
     let text = fs::read_to_string(repo.join("tools/mutation/survivors.txt"))?;
     let reasons = text.lines().filter_map(|line| line.split_once('\t'));
     let reasons = reasons.map(|(name, reason)| (name.into(), reason.into())).collect();
-    fs::write(repo.join("docs/notebook/mutations.md"), page::text(&entries, &reasons, drawn.len()))?;
+    fs::write(repo.join("docs/notebook/mutations.md"), page::text(&entries, &reasons, drawn.len(), &commit))?;
+    Ok(())
+}
+
+/// The folder of the copy with flags.
+fn coverage_in(work: &Path) -> PathBuf {
+    work.with_file_name("coverage")
+}
+
+fn blocks(repo: &Path) -> Result<Vec<coverage::Block>> {
+    let mut all = Vec::new();
+    for (file, text) in files(repo, "shaders", "wgsl")? {
+        all.extend(coverage::blocks(&file, &text));
+    }
+    Ok(all)
+}
+
+fn write_coverage(repo: &Path, work: &Path) -> Result {
+    let blocks = blocks(repo)?;
+    let text = fs::read_to_string(work.join("reached"))?;
+    let (flags, notes) = coverage::read_flags(&text, blocks.len());
+    notes.iter().for_each(|note| println!("{note}"));
+    let runs = fs::read_to_string(work.join("runs"))?;
+    let runs: String = runs.lines().map(|run| format!("- {run}\n")).collect();
+    let runs = format!("The runs:\n\n{}", runs.trim_end());
+    let text = fs::read_to_string(repo.join("tools/mutation/unreached.txt"))?;
+    let reasons = text.lines().filter_map(|line| line.split_once('\t'));
+    let reasons = reasons.map(|(name, reason)| (name.into(), reason.into())).collect();
+    fs::write(repo.join("docs/notebook/coverage.md"), coverage::page(&blocks, &flags, &runs, &reasons))?;
     Ok(())
 }
 
@@ -140,6 +173,12 @@ fn drawn_host(repo: &Path) -> Result<Vec<Site>> {
 
 /// All sites in the files of a folder, in the order of their names.
 fn sites(repo: &Path, folder: &str, extension: &str, of: fn(&str, &str) -> Vec<Site>) -> Result<Vec<Site>> {
+    let files = files(repo, folder, extension)?;
+    Ok(files.iter().flat_map(|(file, text)| of(file, text)).collect())
+}
+
+/// The files of a folder with their texts, in the order of their names.
+fn files(repo: &Path, folder: &str, extension: &str) -> Result<Vec<(String, String)>> {
     let mut names: Vec<String> = Vec::new();
     for entry in fs::read_dir(repo.join(folder))? {
         names.push(entry?.file_name().to_string_lossy().into_owned());
@@ -149,9 +188,10 @@ fn sites(repo: &Path, folder: &str, extension: &str, of: fn(&str, &str) -> Vec<S
     for name in names {
         let path = format!("{folder}/{name}");
         if repo.join(&path).is_dir() {
-            all.extend(sites(repo, &path, extension, of)?);
+            all.extend(files(repo, &path, extension)?);
         } else if path.ends_with(extension) {
-            all.extend(of(&path, &fs::read_to_string(repo.join(&path))?));
+            let text = fs::read_to_string(repo.join(&path))?;
+            all.push((path, text));
         }
     }
     Ok(all)

@@ -47,7 +47,7 @@ impl Counts {
 
 /// The page of `entries`. `reasons` has the reason for a survivor by its name; `drawn` counts all
 /// faults.
-pub fn text(entries: &[&Entry], reasons: &BTreeMap<String, String>, drawn: usize) -> String {
+pub fn text(entries: &[&Entry], reasons: &BTreeMap<String, String>, drawn: usize, commit: &str) -> String {
     let mut all = Counts::default();
     entries.iter().for_each(|entry| all.add(entry));
     let mut page = INTRODUCTION.to_string();
@@ -57,7 +57,8 @@ pub fn text(entries: &[&Entry], reasons: &BTreeMap<String, String>, drawn: usize
     let _ = writeln!(
         page,
         "\n{run} of {drawn} faults ran. The compiler refused {refused}. {open} are open: tests are left to run. \
-         Tests killed {killed} of the other {decided}. Tests that ran: {}.",
+         Tests killed {killed} of the other {decided}. Tests that ran: {}. \
+         The sources were those of commit {commit}.",
         parts.into_iter().collect::<Vec<_>>().join(", ")
     );
     let by_kind = |entry: &Entry| entry.kind.to_string();
