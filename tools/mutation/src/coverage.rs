@@ -6,6 +6,7 @@ use std::fmt::Write;
 use std::io;
 use std::path::Path;
 
+use crate::page::folder_of;
 use crate::tree;
 
 const INTRODUCTION: &str = "<!-- Written by `scripts/coverage --page`. -->
@@ -99,8 +100,7 @@ pub fn read_flags(text: &str, count: usize) -> (Vec<bool>, Vec<&str>) {
 pub fn page(blocks: &[Block], flags: &[bool], runs: &str, reasons: &BTreeMap<String, String>) -> String {
     let mut folders: BTreeMap<String, [usize; 2]> = BTreeMap::new();
     for (block, flag) in blocks.iter().zip(flags) {
-        let folder = block.file.split('/').take(2).collect::<Vec<_>>().join("/");
-        let counts = folders.entry(folder).or_default();
+        let counts = folders.entry(folder_of(&block.file)).or_default();
         counts[0] += 1;
         counts[1] += usize::from(*flag);
     }

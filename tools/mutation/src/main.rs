@@ -10,6 +10,7 @@ mod suite;
 mod tree;
 mod wgsl;
 
+use std::collections::BTreeMap;
 use std::error::Error;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -122,11 +123,16 @@ fn write_page(repo: &Path, work: &Path, drawn: &[Site]) -> Result {
     let commit = String::from_utf8_lossy(&head.stdout).trim().to_string();
     let results = Results::read(&work.join("results.jsonl"))?;
     let entries: Vec<&Entry> = drawn.iter().filter_map(|site| results.get(&site.name())).collect();
-    let text = fs::read_to_string(repo.join("tools/mutation/survivors.txt"))?;
-    let reasons = text.lines().filter_map(|line| line.split_once('\t'));
-    let reasons = reasons.map(|(name, reason)| (name.into(), reason.into())).collect();
+    let reasons = reasons(&repo.join("tools/mutation/survivors.txt"))?;
     fs::write(repo.join("docs/notebook/mutations.md"), page::text(&entries, &reasons, drawn.len(), &commit))?;
     Ok(())
+}
+
+/// The reasons in a file, which has a name, a tab and the reason in each line.
+fn reasons(path: &Path) -> Result<BTreeMap<String, String>> {
+    let text = fs::read_to_string(path)?;
+    let pairs = text.lines().filter_map(|line| line.split_once('\t'));
+    Ok(pairs.map(|(name, reason)| (name.into(), reason.into())).collect())
 }
 
 /// The folder of the copy with flags.
@@ -150,9 +156,7 @@ fn write_coverage(repo: &Path, work: &Path) -> Result {
     let runs = fs::read_to_string(work.join("runs"))?;
     let runs: String = runs.lines().map(|run| format!("- {run}\n")).collect();
     let runs = format!("The runs:\n\n{}", runs.trim_end());
-    let text = fs::read_to_string(repo.join("tools/mutation/unreached.txt"))?;
-    let reasons = text.lines().filter_map(|line| line.split_once('\t'));
-    let reasons = reasons.map(|(name, reason)| (name.into(), reason.into())).collect();
+    let reasons = reasons(&repo.join("tools/mutation/unreached.txt"))?;
     fs::write(repo.join("docs/notebook/coverage.md"), coverage::page(&blocks, &flags, &runs, &reasons))?;
     Ok(())
 }

@@ -45,6 +45,11 @@ impl Counts {
     }
 }
 
+/// The first two parts of a path.
+pub fn folder_of(file: &str) -> String {
+    file.split('/').take(2).collect::<Vec<_>>().join("/")
+}
+
 /// The page of `entries`. `reasons` has the reason for a survivor by its name; `drawn` counts all
 /// faults.
 pub fn text(entries: &[&Entry], reasons: &BTreeMap<String, String>, drawn: usize, commit: &str) -> String {
@@ -62,7 +67,7 @@ pub fn text(entries: &[&Entry], reasons: &BTreeMap<String, String>, drawn: usize
         parts.into_iter().collect::<Vec<_>>().join(", ")
     );
     let by_kind = |entry: &Entry| entry.kind.to_string();
-    let by_folder = |entry: &Entry| entry.file.split('/').take(2).collect::<Vec<_>>().join("/");
+    let by_folder = |entry: &Entry| folder_of(&entry.file);
     for (title, name) in [("kind", &by_kind as &dyn Fn(&Entry) -> String), ("folder", &by_folder)] {
         let mut groups: BTreeMap<String, Counts> = BTreeMap::new();
         entries.iter().for_each(|entry| groups.entry(name(entry)).or_default().add(entry));
