@@ -180,9 +180,21 @@ fn bytes_of(x: vec4<f32>, scale: f32) -> u32 {
     return code_of(x.x, scale) | (code_of(x.y, scale) << 8u) | (code_of(x.z, scale) << 16u) | (code_of(x.w, scale) << 24u);
 }
 
-// Four channels from d on, and zeros past the last channel.
+// Four channels from d on, and zeros past the last channel. hadamard_32 calls it 32 times in all.
+// With four calls of `channel` each, SwiftShader compiles for minutes.
 fn channels(r: Row, d: u32) -> vec4<f32> {
-    return vec4<f32>(channel(r, d), channel(r, d + 1u), channel(r, d + 2u), channel(r, d + 3u));
+    if HAS_ROTATION_TABLE && r.is_key && d < p.rotation.rotary_dim {
+        return vec4<f32>(channel(r, d), channel(r, d + 1u), channel(r, d + 2u), channel(r, d + 3u));
+    }
+    let first = min(d, r.dim - 1u);
+    let count = min(r.dim - first, 4u);
+    var x: vec4<f32>;
+    if r.is_key {
+        x = k_at4(view_at(p.k, r.b, r.h, r.i, first), p.k.strides.w, count);
+    } else {
+        x = v_at4(view_at(p.v, r.b, r.h, r.i, first), p.v.strides.w, count);
+    }
+    return select(vec4<f32>(), x, d < r.dim);
 }
 
 fn word_of(r: Row, d: u32, scale: f32) -> u32 {
