@@ -93,7 +93,7 @@ const FAMILIES: u64 = {
     }
     sum
 };
-const BLOCK: u64 = 20_000;
+const BLOCK: u64 = 200_000;
 /// The number of failures after which more would not help.
 const ENOUGH: usize = 10;
 /// The time after which a case counts as stuck. A case takes a few milliseconds, and a few seconds
