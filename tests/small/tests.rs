@@ -9,9 +9,22 @@ use super::{Small, Work, one_buffer, table};
 use crate::harness::device::device;
 use crate::harness::{Profile, Report, defaults, due, full};
 
+/// Cases that always run on the device with all features, because only slow tests run their kernels
+/// besides (docs/notebook/coverage.md).
+const ALWAYS: [&str; 7] = [
+    "attentional vector",
+    "indexer",
+    "lsh attention",
+    "means of rows",
+    "merge",
+    "quantised products, many rows",
+    "thousands of largest",
+];
+
 fn all(name: &'static str, profile: &'static Profile, of: fn(&Work) -> bool) {
     let mut report = Report::new(name);
-    let due = |case: &&Small| of(&case.work) && due(&case.name);
+    let always = |case: &Small| profile.name == "full" && ALWAYS.contains(&case.name.as_str());
+    let due = |case: &&Small| of(&case.work) && (always(case) || due(&case.name));
     for case in table(profile).iter().filter(due) {
         pollster::block_on(case.run(&mut report));
     }
@@ -71,6 +84,7 @@ fn grids_in_parts() {
 #[test]
 fn case_names_are_unique() {
     let names: Vec<_> = table(full()).into_iter().map(|case| case.name).collect();
+    assert!(ALWAYS.iter().all(|name| names.iter().any(|other| other == name)), "{names:?}");
     assert_eq!(names.len(), names.iter().collect::<HashSet<_>>().len(), "{names:?}");
 }
 

@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import threading
+import tomllib
 
 import numpy as np
 
@@ -26,10 +27,15 @@ class Program:
     def __init__(self, command, log, environment=()):
         self.failed, self.log = None, log
         environment = {**os.environ, **dict(environment)}
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=open(log, "w"),
-                                        text=True, env=environment)
+        try:
+            self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                            stderr=open(log, "w"), text=True, env=environment)
+        except OSError as error:
+            self.process, self.failed = None, str(error)
 
     def send(self, line):
+        if self.failed:
+            return
         try:
             self.process.stdin.write(line + "\n")
             self.process.stdin.flush()
@@ -37,6 +43,8 @@ class Program:
             pass  # It ended, as `read` finds out.
 
     def read(self):
+        if self.failed:
+            return {"error": self.failed}
         timer = threading.Timer(LIMIT_S, self.process.kill)
         timer.start()
         line = self.process.stdout.readline()
@@ -48,9 +56,11 @@ class Program:
             self.failed = f"no answer in {LIMIT_S} s" if status == -9 else f"exit status {status}, {last}"
         return json.loads(line) if line else {"error": self.failed}
 
+    def end(self):
+        if self.process:
+            self.process.kill()
+
     def ask(self, line):
-        if self.failed:
-            return {"error": self.failed}
         self.send(line)
         return self.read()
 
@@ -75,6 +85,11 @@ def truths(work, cached):
     found = {"key": key, "logits": logits, "rows": np.array(rows), "vectors": vectors}
     np.savez(cached, **found)
     return found
+
+
+def burn_version():
+    with open(f"{HERE}/burn/Cargo.toml", "rb") as file:
+        return tomllib.load(file)["dependencies"]["burn"]["version"].strip("=")
 
 
 def check_smollm(answer, truth):
@@ -110,6 +125,7 @@ def main():
     parser.add_argument("--ours")
     parser.add_argument("--llama")
     parser.add_argument("--ort")
+    parser.add_argument("--burn")
     a = parser.parse_args()
     chosen = a.only.split(",") if a.only else list(page.COLOURS)
     if unknown := set(chosen) - set(page.COLOURS):
@@ -128,9 +144,11 @@ def main():
     programs = {"ours": ours}
     environment = {"PYTHONPATH": os.pathsep.join([*packages, a.llama]), **page.llama_settings(work)}
     for name in set(chosen) - {"ours"}:
-        command = [*runner, os.path.realpath(sys.executable), f"{HERE}/{name}_peer.py"]
+        command, asked = [*runner, os.path.realpath(sys.executable), f"{HERE}/{name}_peer.py"], work
+        if name == "burn":
+            command, asked = [*runner, a.burn], {**work, **weights.in_f32(work, a.at)}
         programs[name] = Program(command, f"{a.at}/{name}.log", environment)
-        programs[name].send(json.dumps(work))
+        programs[name].send(json.dumps(asked))
 
     results, failures = {}, []
     for model, times, check in (
@@ -156,9 +174,9 @@ def main():
                     failures += [f"{name}, {model}: {answer['error']}"] * (name == "ours")
                 results[model, name] = answer
     for program in programs.values():
-        program.process.kill()
+        program.end()
 
-    versions = {"ort": a.ort, "llama": os.path.basename(a.llama).split("-")[-1]}
+    versions = {"ort": a.ort, "llama": os.path.basename(a.llama).split("-")[-1], "burn": burn_version()}
     text = page.markdown(work, truth, results, versions, a.rounds)
     if a.only:
         print(text)

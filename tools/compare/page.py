@@ -14,14 +14,13 @@ WEIGHTS = {
     "ours": "the file's blocks, Q4_1 and Q8_0",
     "llama": "the file's blocks, Q4_1 and Q8_0",
     "ort": "the file's 4 and 8 bits, as MatMulNBits and a MatMul of the blocks' constants",
+    "burn": "f32, from the file's blocks",
 }
-COLOURS = {"ours": "#2b6cb0", "llama": "#c05621", "ort": "#4a7c3f"}
+COLOURS = {"ours": "#2b6cb0", "llama": "#c05621", "ort": "#4a7c3f", "burn": "#6b46a1"}
 # Rounding the numbers of a vector to f16 turns it by at most 2^-11. Then 1 - cosine is half the
 # square of that, at most.
 COSINE_LIMIT = 2.0**-23
 NOT_RUN = {
-    ("smollm", "burn"): "not in this comparison yet",
-    ("minilm", "burn"): "not in this comparison yet",
     ("minilm", "llama"): "not run, because it reads only GGUF files, and this model's file is another",
 }
 
@@ -97,7 +96,7 @@ The time is from tokens to unit vectors on the host.
 
 {minilm}
 
-Burn is not in this comparison yet. `examples/embed/peers.py` compares this model with programs on the processor.
+`examples/embed/peers.py` compares this model with programs on the processor.
 
 ## How it was measured
 
@@ -109,6 +108,7 @@ All programs get the same tokens. After each step, they read all logits and choo
 | wgpu-attention | this repository | the whole prompt in one step, keys and values in f16, all sentences in one packed batch without padding |
 | llama.cpp | llama-cpp-python {versions["llama"]} | all layers on the device, the whole prompt in one step, keys and values in f16{", " * bool(settings)}{settings and f"`{settings}`"} |
 | ONNX Runtime | onnxruntime-webgpu {versions["ort"]} | {ORT_SETTINGS} |
+| Burn | burn {versions["burn"]} | {BURN_SETTINGS} |
 
 ## Checks
 
@@ -126,6 +126,12 @@ ORT_SETTINGS = (
     "graphs from `tools/compare/ort_peer.py`, the whole prompt in one step, keys and values in f32 on the device, "
     "sentences in sorted and padded batches of 8, no fallback to the processor; "
     "`tools/compare/mend_ort.py` corrects a fault of its attention kernel"
+)
+
+
+BURN_SETTINGS = (
+    "the models in `tools/compare/burn`, features `autotune` and `fusion`, the whole prompt in one step, weights, keys and "
+    "values in f32, because Burn has no type for blocks with a minimum, sentences in sorted and padded batches of 8"
 )
 
 

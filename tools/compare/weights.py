@@ -5,7 +5,7 @@ import os
 
 import gguf
 import numpy as np
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 LAYERS, HEADS = 6, 12  # of all-MiniLM-L6-v2
 
@@ -26,6 +26,27 @@ class SmolLM:
         """A tensor as `[rows, columns]`."""
         t = self.tensors[name + ".weight"]
         return gguf.quants.dequantize(t.data, t.tensor_type).reshape(t.shape[::-1])
+
+    def save_f32(self, path):
+        """Writes the weights in f32, with a column for each output. Returns what else a program has to know.
+
+        Queries and keys have halves instead of pairs of channels, and matrices with the same inputs are joined.
+        """
+        order = np.r_[0 : self.dim : 2, 1 : self.dim : 2]
+        halves = lambda w: w.reshape(-1, self.dim, self.width)[:, order].reshape(w.shape)
+        w = {"embedding": self.f32("token_embd"), "norm": self.f32("output_norm").ravel()}
+        for n in range(self.layers):
+            part = lambda name: self.f32(f"blk.{n}.{name}")
+            joined = [halves(part("attn_q")), halves(part("attn_k")), part("attn_v")]
+            w[f"{n}.qkv"] = np.concatenate(joined).T
+            w[f"{n}.gate_up"] = np.concatenate([part("ffn_gate"), part("ffn_up")]).T
+            for name in ("attn_output", "ffn_down"):
+                w[f"{n}.{name}"] = part(name).T
+            for name in ("attn_norm", "ffn_norm"):
+                w[f"{n}.{name}"] = part(name).ravel()
+        save_file({name: np.ascontiguousarray(t, np.float32) for name, t in w.items()}, path)
+        counts = {name: int(getattr(self, name)) for name in ("layers", "heads", "kv_heads", "dim")}
+        return {"file": path, **counts, "epsilon": float(self.epsilon), "base": float(self.base)}
 
     def angles(self, positions):
         """The angles of rotary positions: `[positions, dim / 2]`."""
@@ -71,8 +92,19 @@ class SmolLM:
 
 
 def minilm(folder):
-    """The tensors of MiniLM, named without the prefix that some files have."""
-    return load_file(os.path.join(folder, "model.safetensors"))
+    """The tensors of MiniLM."""
+    return load_file(minilm_file(folder))
+
+
+def minilm_file(folder):
+    return os.path.join(folder, "model.safetensors")
+
+
+def in_f32(work, folder):
+    """What a program needs that reads no GGUF file: both models' weights in f32, and their sizes."""
+    smollm = SmolLM(work["gguf"]).save_f32(os.path.join(folder, "smollm.safetensors"))
+    minilm = {"file": minilm_file(work["minilm"]), "layers": LAYERS, "heads": HEADS}
+    return {"smollm_f32": smollm, "minilm_f32": minilm}
 
 
 def minilm_truth(folder, sentences):
