@@ -180,8 +180,8 @@ fn bytes_of(x: vec4<f32>, scale: f32) -> u32 {
     return code_of(x.x, scale) | (code_of(x.y, scale) << 8u) | (code_of(x.z, scale) << 16u) | (code_of(x.w, scale) << 24u);
 }
 
-// Four channels from d on, and zeros past the last channel. hadamard_32 calls it 32 times in all.
-// With four calls of `channel` each, SwiftShader compiles for minutes.
+// Four channels from d on, and zeros past the last channel. A kernel with HADAMARD has up to 32
+// copies of it. With four copies of `channel` in each, SwiftShader compiles for minutes.
 fn channels(r: Row, d: u32) -> vec4<f32> {
     if HAS_ROTATION_TABLE && r.is_key && d < p.rotation.rotary_dim {
         return vec4<f32>(channel(r, d), channel(r, d + 1u), channel(r, d + 2u), channel(r, d + 3u));
