@@ -185,16 +185,17 @@ fn bytes_of(x: vec4<f32>, scale: f32) -> u32 {
 fn channels(r: Row, d: u32) -> vec4<f32> {
     if HAS_ROTATION_TABLE && r.is_key && d < p.rotation.rotary_dim {
         return vec4<f32>(channel(r, d), channel(r, d + 1u), channel(r, d + 2u), channel(r, d + 3u));
-    }
-    let first = min(d, r.dim - 1u);
-    let count = min(r.dim - first, 4u);
-    var x: vec4<f32>;
-    if r.is_key {
-        x = k_at4(view_at(p.k, r.b, r.h, r.i, first), p.k.strides.w, count);
     } else {
-        x = v_at4(view_at(p.v, r.b, r.h, r.i, first), p.v.strides.w, count);
+        let first = min(d, r.dim - 1u);
+        let count = min(r.dim - first, 4u);
+        var x: vec4<f32>;
+        if r.is_key {
+            x = k_at4(view_at(p.k, r.b, r.h, r.i, first), p.k.strides.w, count);
+        } else {
+            x = v_at4(view_at(p.v, r.b, r.h, r.i, first), p.v.strides.w, count);
+        }
+        return select(vec4<f32>(), x, d < r.dim);
     }
-    return select(vec4<f32>(), x, d < r.dim);
 }
 
 fn word_of(r: Row, d: u32, scale: f32) -> u32 {
