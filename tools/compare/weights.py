@@ -93,18 +93,19 @@ class SmolLM:
 
 def minilm(folder):
     """The tensors of MiniLM."""
-    return load_file(minilm_file(folder))
-
-
-def minilm_file(folder):
-    return os.path.join(folder, "model.safetensors")
+    return load_file(os.path.join(folder, "model.safetensors"))
 
 
 def in_f32(work, folder):
     """What a program needs that reads no GGUF file: both models' weights in f32, and their sizes."""
-    smollm = SmolLM(work["gguf"]).save_f32(os.path.join(folder, "smollm.safetensors"))
-    minilm = {"file": minilm_file(work["minilm"]), "layers": LAYERS, "heads": HEADS}
-    return {"smollm_f32": smollm, "minilm_f32": minilm}
+    smollm, path = (os.path.join(folder, f"{name}.safetensors") for name in ("smollm", "minilm"))
+    is_linear = lambda name, t: t.ndim == 2 and not name.startswith("embeddings")
+    w = {name: t.T if is_linear(name, t) else t for name, t in minilm(work["minilm"]).items() if t.dtype == np.float32}
+    save_file({name: np.ascontiguousarray(t) for name, t in w.items()}, path)
+    return {
+        "smollm_f32": SmolLM(work["gguf"]).save_f32(smollm),
+        "minilm_f32": {"file": path, "layers": LAYERS, "heads": HEADS},
+    }
 
 
 def minilm_truth(folder, sentences):

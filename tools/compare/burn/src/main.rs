@@ -3,6 +3,8 @@
 //! for a round of a model. The answer is one line of JSON.
 
 use std::any::Any;
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::error::Error;
 use std::io::{BufRead, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -23,15 +25,22 @@ fn main() -> Fallible<()> {
     let mut lines = std::io::stdin().lock().lines();
     let work: Value = serde_json::from_str(&lines.next().ok_or("no work")??)?;
     let device = Device::wgpu(DeviceKind::DefaultDevice);
-    let mut models: [Option<Box<dyn FnMut() -> Value>>; 2] = [None, None];
+    let mut rounds: BTreeMap<String, Box<dyn FnMut() -> Value>> = BTreeMap::new();
     for line in lines {
         let (line, out) = (line?, &mut std::io::stdout());
-        let n = usize::from(line == "minilm");
         let round = catch_unwind(AssertUnwindSafe(|| {
-            if models[n].is_none() {
-                models[n] = Some(if n == 0 { smollm(&work, &device) } else { minilm(&work, &device) }?);
-            }
-            Ok::<_, Box<dyn Error>>(models[n].as_mut().ok_or("no model")?())
+            let round = match rounds.entry(line) {
+                Entry::Occupied(loaded) => loaded.into_mut(),
+                Entry::Vacant(place) => {
+                    let round = match place.key().as_str() {
+                        "smollm" => smollm(&work, &device),
+                        "minilm" => minilm(&work, &device),
+                        other => Err(format!("no model {other}").into()),
+                    };
+                    place.insert(round?)
+                }
+            };
+            Ok::<_, Box<dyn Error>>(round())
         }));
         let answer = match round {
             Ok(Ok(answer)) => answer,
@@ -63,15 +72,9 @@ impl Weights<'_> {
         Ok(Tensor::from_data(TensorData::new(numbers, view.shape()), self.device))
     }
 
-    /// A linear layer of PyTorch, whose weight has a row for each output.
-    fn linear(&self, name: &str) -> Fallible<(Tensor<2>, Option<Tensor<1>>)> {
-        let weight = self.tensor::<2>(&format!("{name}.weight"))?;
-        let [outputs, inputs] = weight.dims();
-        let rows = weight.into_data().try_to_vec::<f32>().map_err(|e| format!("{e:?}"))?;
-        let columns = (0..inputs).flat_map(|i| (0..outputs).map(move |o| (o, i)));
-        let turned: Vec<f32> = columns.map(|(o, i)| rows[o * inputs + i]).collect();
-        let weight = Tensor::from_data(TensorData::new(turned, [inputs, outputs]), self.device);
-        Ok((weight, Some(self.tensor(&format!("{name}.bias"))?)))
+    /// The weight, with a column for each output, and the bias.
+    fn linear(&self, name: &str) -> Fallible<Linear> {
+        Ok((self.tensor(&format!("{name}.weight"))?, Some(self.tensor(&format!("{name}.bias"))?)))
     }
 }
 
