@@ -6,7 +6,7 @@ use crate::attention::check_dtype;
 use crate::device::DeviceFacts;
 use crate::kernel::{KernelOptions, Target};
 use crate::linear_attention::plan::LinearTiles;
-use crate::tensor::{DType, Error, Shape, TensorView};
+use crate::tensor::{DType, Error, Shape, TensorView, eps_in_f32};
 
 /// The decay of the states of a [`RecurrentAttention`](super::RecurrentAttention).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -132,7 +132,7 @@ impl RecurrentConfig {
                 unit: self.unit_eps.is_some(),
             },
             scale: self.factor() as f32,
-            eps: self.unit_eps.unwrap_or(0.0) as f32,
+            eps: eps_in_f32(self.unit_eps.unwrap_or(0.0)),
             q,
             k,
             v,

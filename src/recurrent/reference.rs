@@ -1,6 +1,6 @@
 //! Recurrent attention, computed token by token.
 
-use crate::tensor::{Error, Real, Shape, check_sizes, expect_length};
+use crate::tensor::{Error, Real, Shape, check_sizes, eps_in_f32, expect_length};
 
 /// The options of the reference of recurrent attention.
 #[derive(Clone, Debug)]
@@ -124,7 +124,7 @@ impl Sizes {
 fn unit<R: Real>(x: &[R], eps: Option<f64>) -> (Vec<R>, R) {
     let Some(eps) = eps else { return (x.to_vec(), R::one()) };
     let square = x.iter().fold(R::zero(), |sum, x| sum + *x * *x);
-    let factor = R::one() / (square + R::of(eps)).sqrt();
+    let factor = R::one() / (square + R::of(f64::from(eps_in_f32(eps)))).sqrt();
     (x.iter().map(|x| *x * factor).collect(), factor)
 }
 

@@ -13,8 +13,8 @@ pub(crate) use dtype::Element;
 use dtype::FLOAT;
 pub use error::Error;
 pub use host::HostTensor;
-pub(crate) use real::expect_length;
 pub use real::{Real, widen};
+pub(crate) use real::{eps_in_f32, expect_length};
 pub use shape::Shape;
 
 use crate::device::{DeviceFacts, Family};

@@ -27,6 +27,12 @@ impl Real for f32 {
     }
 }
 
+/// Rounds the `eps` of a norm to f32. Devices may read a subnormal number as 0, and a row of zeros
+/// would become `0 · ∞`. So a number above 0 becomes at least the smallest normal one.
+pub(crate) fn eps_in_f32(eps: f64) -> f32 {
+    if eps > 0.0 { (eps as f32).max(f32::MIN_POSITIVE) } else { eps as f32 }
+}
+
 /// Converts a slice of f32 to the arithmetic of the reference, exactly.
 pub fn widen<R: Real>(x: &[f32]) -> Vec<R> {
     x.iter().map(|x| R::of(f64::from(*x))).collect()

@@ -22,7 +22,8 @@ impl NormConfig {
         NormConfig { centred: false, eps: 1e-6 }
     }
 
-    /// Sets the number that is added to the variance, 0 or above. It is rounded to f32.
+    /// Sets the number that is added to the variance, 0 or above. It is rounded to f32. A smaller
+    /// one than the smallest normal number becomes that number, except 0.
     pub fn eps(mut self, eps: f64) -> Self {
         self.eps = eps;
         self

@@ -11,7 +11,7 @@ use crate::kernel::{
 };
 use crate::matmul::projection::dispatch_backward::{Gradient, column_sums};
 use crate::rows::plan::{self, Rows};
-use crate::tensor::{DType, Error, Layout, TensorView, count, same_view};
+use crate::tensor::{DType, Error, Layout, TensorView, count, eps_in_f32, same_view};
 
 /// The tensors that a norm reads.
 #[derive(Clone, Copy, Debug)]
@@ -118,7 +118,7 @@ impl<'a> NormOp<'a> {
             length: length as u32,
             rows: (batch * heads * length) as u32,
             step,
-            eps: config.eps as f32,
+            eps: eps_in_f32(config.eps),
             shares,
             centred: config.centred,
             gating,
@@ -236,7 +236,7 @@ impl<'a> NormOp<'a> {
             length: length as u32,
             rows: (batch * heads * length) as u32,
             step,
-            eps: config.eps as f32,
+            eps: eps_in_f32(config.eps),
             shares,
             centred: config.centred,
             gating,

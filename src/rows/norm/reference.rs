@@ -3,7 +3,7 @@
 use super::NormGate;
 use super::config::NormConfig;
 use crate::rows::elementwise::reference::{activate, activation_slope};
-use crate::tensor::{Error, Real, check_sizes, expect_length};
+use crate::tensor::{Error, Real, check_sizes, eps_in_f32, expect_length};
 
 /// Weight and bias of a norm, each `[features]`.
 #[derive(Clone, Copy, Debug)]
@@ -65,7 +65,7 @@ fn statistics<R: Real>(row: &[R], config: &NormConfig) -> (R, R) {
     let mean = if config.centred { sum(&|x| x) / count } else { R::zero() };
     let variance = sum(&|x| (x - mean) * (x - mean)) / count;
     // Kernels also round eps to f32.
-    let eps = R::of(f64::from(config.eps as f32));
+    let eps = R::of(f64::from(eps_in_f32(config.eps)));
     (mean, R::one() / (variance + eps).sqrt())
 }
 

@@ -271,8 +271,7 @@ fn rows_equal_the_reference() {
 
 #[test]
 fn gradients_equal_the_reference() {
-    crate::harness::in_turn!();
-    Report::draws("norm backward", 8, Case::random, Case::backward);
+    Report::draws("norm backward", 3, Case::random, Case::backward);
 }
 
 /// Central differences check the reference's gradients.
@@ -323,6 +322,28 @@ fn large_means_are_exact() {
         let got = gpu.download::<f32>(&buffers[1], features).expect("a read-back");
         for (got, want) in got.iter().zip(&want) {
             assert!((f64::from(*got) - want).abs() < 1e-5, "{form:?}: {got} and {want}");
+        }
+    }
+}
+
+/// Some devices read a subnormal `eps` as 0, and `0 · ∞` is NaN.
+#[test]
+fn subnormal_eps_gives_zeros() {
+    let gpu = &full().gpu;
+    let buffers = [gpu.upload(&[0.0f32; 6]).expect("x"), gpu.buffer(4 * 6).expect("out")];
+    let [x, out] = buffers.each_ref().map(|b| TensorView::sequence(b, DType::F32, [1, 2, 3]));
+    for config in [NormConfig::layer(), NormConfig::rms()] {
+        for eps in [1e-45, 1e-60] {
+            let config = config.eps(eps);
+            let want = reference::norm(&[0.0f32; 6], 3, None, None, &config).expect("it fits");
+            assert_eq!(want, [0.0; 6], "{config:?}");
+            for form in FORMS {
+                let norm = Norm::with_pipelines(gpu.pipelines(), config).expect("a norm");
+                let norm = norm.kernel_options(KernelOptions::new().target(form));
+                gpu.submit(|e| norm.forward(e, &NormForward::new(x, out))).expect("a recording");
+                let got = gpu.download::<f32>(&buffers[1], 6).expect("a read-back");
+                assert_eq!(got, want, "{config:?}, {form:?}");
+            }
         }
     }
 }
