@@ -115,7 +115,10 @@ pub fn project(
         for p in &products {
             let bytes = &world.arena.before;
             let want = projected::<f64>(p, bytes);
-            judge("out", world, &p.out, &projected::<f32>(p, bytes), &want, largest(&want))?;
+            let term = [p.x, p.weight].map(|w| largest(&w.wide::<f64>(bytes))).iter().product::<f64>();
+            let bias = p.bias.map_or(0.0, |bias| largest(&bias.wide::<f64>(bytes)));
+            let magnitude = largest(&want).max(term).max(bias);
+            judge("out", world, &p.out, &projected::<f32>(p, bytes), &want, magnitude)?;
         }
     }
     Ok(outcome)
