@@ -7,12 +7,12 @@
 //! - unset: only the default; on a GPU, whose driver compiles fast, everything;
 //! - `1`: everything;
 //! - `3/8`, on a GPU too: the default of a software driver, and the third of eight shares of all
-//!   else. CI runs one share of 256, chosen by the commit's hash.
+//!   else. CI runs one share of 512, chosen by the commit's hash.
 //!
 //! The default leaves out three kinds of runs:
 //!
-//! - tests that take long (`in_turn!`): a share runs one in sixteen, the default none;
-//! - usual runs ([`due`]): the default runs one in eight, a share another eighth;
+//! - tests that take long (`in_turn!`): a share runs one in 32, the default none;
+//! - usual runs ([`due`]): the default runs one in eight, a share its part too;
 //! - other runs ([`rest`]): a share runs its part.
 //!
 //! All shares together run everything. If a long test has usual or other runs, the shares that run
@@ -36,7 +36,7 @@ use std::sync::LazyLock;
 use super::random::Rng;
 
 /// A test that takes long runs in one of this many shares.
-const TURNS: u64 = 16;
+const TURNS: u64 = 32;
 /// By default one of this many parts of the usual runs is tested.
 const PARTS: u64 = 8;
 
@@ -97,7 +97,6 @@ impl Share {
             Share::All => true,
             Share::One(share, of) => {
                 let (nth, of) = Self::nth_of_turn(share, of);
-                let of = of.min(PARTS);
                 hash.is_multiple_of(PARTS) || hash % of == nth % of
             }
         }

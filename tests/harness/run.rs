@@ -84,19 +84,24 @@ impl fmt::Display for Setup {
 }
 
 impl Setup {
-    /// Runs on the matrix units of `profile`, in F16, with tiles that software drivers compile in a
-    /// second.
-    pub fn matrix(profile: &'static Profile, layout: Layout) -> Self {
+    /// Runs in f32 on dense tensors, with the lse.
+    pub fn plain(profile: &'static Profile, form: Target, path: Algorithm) -> Self {
         Setup {
             profile,
-            form: Target::Software,
-            path: Algorithm::Fused,
-            dtype: DType::F16,
+            form,
+            path,
+            dtype: DType::F32,
             bias: DType::F32,
-            layout,
+            layout: Layout::Dense,
             lse: true,
             weights: Weights::None,
         }
+    }
+
+    /// Runs on the matrix units of `profile`, in F16, with tiles that software drivers compile in a
+    /// second.
+    pub fn matrix(profile: &'static Profile, layout: Layout) -> Self {
+        Setup { dtype: DType::F16, layout, ..Setup::plain(profile, Target::Software, Algorithm::Fused) }
     }
 
     /// True if the fused path needs more storage buffers for `case` than the device binds.

@@ -263,6 +263,7 @@ fn wrong_family_of_device_is_disabled() {
 
 #[test]
 fn wrong_family_is_disabled_on_gpus() {
+    crate::harness::in_turn!();
     let gpu = &full().gpu;
     let pipelines = inspect::as_gpu(gpu.device(), None);
     for family in [

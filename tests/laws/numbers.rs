@@ -7,9 +7,7 @@ use wgpu_attention::{Alignment, DType, HostTensor, Mask, Shape};
 
 use crate::harness::report::judge_outputs;
 use crate::harness::run::{Got, run_with, setups};
-use crate::harness::{
-    Case, DropoutData, FORMS, HostData, Layout, Report, Setup, Weights, defaults, full, run,
-};
+use crate::harness::{Case, DropoutData, FORMS, HostData, Report, Setup, Weights, defaults, full, run};
 
 /// Runs `case` in every setup and compares it with the reference. `check` checks the result
 /// further.
@@ -523,16 +521,8 @@ fn values_near_range_ends_match() {
                 (Algorithm::Staged, FORMS[0], 1),
                 (Algorithm::Staged, FORMS[1], 1),
             ] {
-                let setup = Setup {
-                    profile: if dtype == bf16 { defaults() } else { full() },
-                    form,
-                    path,
-                    dtype,
-                    bias: f32,
-                    layout: Layout::Dense,
-                    lse: true,
-                    weights: Weights::None,
-                };
+                let profile = if dtype == bf16 { defaults() } else { full() };
+                let setup = Setup { dtype, ..Setup::plain(profile, form, path) };
                 let judged = run_with(&stored, &setup, |kernel_options| kernel_options.splits(splits))
                     .and_then(|got| judge_outputs(&case.expected, case.shape, &truth, &got, false));
                 report.record(&format!("{}, {splits} splits", case.name), &setup, judged);

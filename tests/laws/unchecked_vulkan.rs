@@ -7,7 +7,7 @@ use wgpu_attention::unchecked_vulkan::{RequestError, request_device};
 use wgpu_attention::{DType, Gpu, Shape};
 
 use crate::harness::device::adapter;
-use crate::harness::{Case, FORMS, Layout, Profile, Report, Rules, Setup, Weights, say};
+use crate::harness::{Case, FORMS, Layout, Profile, Report, Rules, Setup, say};
 
 /// Requests a device without robust access, with these features and limits.
 fn request(
@@ -50,16 +50,7 @@ fn results_match_without_robust_access() {
             let case = Case::random(format!("{name}, {q_len} queries"), Shape { q_len, ..shape });
             let case = case.with(|case| case.rules = rules);
             for form in FORMS {
-                let dense = Setup {
-                    profile,
-                    form,
-                    path: Algorithm::Fused,
-                    dtype: DType::F32,
-                    bias: DType::F32,
-                    layout: Layout::Dense,
-                    lse: true,
-                    weights: Weights::None,
-                };
+                let dense = Setup::plain(profile, form, Algorithm::Fused);
                 let window = Setup { dtype: DType::F16, layout: Layout::Window(7), ..dense };
                 for setup in [dense, window, Setup { path: Algorithm::Staged, ..dense }] {
                     report.check_in(&case, &setup, &mut Default::default());

@@ -616,6 +616,14 @@ fn elu_does_not_cancel() {
     }
 }
 
+/// Runs a case forward and backward, on both targets.
+fn check(report: &mut Report, case: &LinearCase) {
+    for form in FORMS {
+        let judged = case.forward(&plain(form)).and_then(|ran| Ok(ran.0.max(case.backward(&plain(form))?)));
+        report.record(&case.name, &plain(form), judged);
+    }
+}
+
 /// A number as large as the sum of weights.
 #[test]
 fn large_eps_lowers_means() {
@@ -624,11 +632,25 @@ fn large_eps_lowers_means() {
         let name = format!("a large eps, causal {causal}");
         let mut case = LinearCase::random(&name, shape([1, 2, 1, 20, 20, 6, 8]), FeatureMap::Elu, causal);
         case.eps = Some(8.0);
-        for form in FORMS {
-            let judged =
-                case.forward(&plain(form)).and_then(|ran| Ok(ran.0.max(case.backward(&plain(form))?)));
-            report.record(&name, &plain(form), judged);
+        check(&mut report, &case);
+    }
+    report.finish();
+}
+
+/// A mean of no weights is `0 / 0`.
+#[test]
+fn queries_without_features_are_zero() {
+    let mut report = Report::new("linear attention, queries without features");
+    for causal in [false, true] {
+        let name = format!("queries without features, causal {causal}");
+        let mut case = LinearCase::random(&name, shape([1, 2, 1, 20, 20, 6, 8]), FeatureMap::Relu, causal);
+        case.eps = Some(0.0);
+        case.k.iter_mut().for_each(|k| *k = k.abs());
+        for (n, row) in case.q.chunks_exact_mut(6).enumerate() {
+            let sign = if n % 2 == 0 { 1.0 } else { -1.0 };
+            row.iter_mut().for_each(|q| *q = sign * q.abs());
         }
+        check(&mut report, &case);
     }
     report.finish();
 }

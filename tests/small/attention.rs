@@ -11,16 +11,7 @@ pub const SHAPE: Shape =
     Shape { batch: 2, heads: 4, kv_heads: 2, q_len: 37, kv_len: 70, head_dim: 8, value_dim: 12 };
 
 pub fn setup(profile: &'static Profile, path: Algorithm, form: Target, dtype: DType) -> Setup {
-    Setup {
-        profile,
-        form,
-        path,
-        dtype,
-        bias: DType::F32,
-        layout: Layout::Dense,
-        lse: true,
-        weights: Weights::None,
-    }
+    Setup { dtype, ..Setup::plain(profile, form, path) }
 }
 
 /// The score vector of additive scores, one for each head.

@@ -78,6 +78,7 @@ pub fn cases(_: &'static Profile) -> Vec<(String, Work)> {
         steps,
     };
     let wide = |kind| Kind { head_dim: 40, value_dim: 24, ..kind };
+    let multiplied = |kind| Kind { head_dim: 64, value_dim: 32, hadamard: Some(32), ..kind };
     let (contiguous, ring) = (CacheLayout::Contiguous, CacheLayout::Ring { sink_tokens: 3 });
     let paged = CacheLayout::Paged { page: 16, pages: 12 };
     let on_device = |counts: &[u32]| Count::Device { counts: counts.to_vec(), most: 4 };
@@ -96,10 +97,15 @@ pub fn cases(_: &'static Profile) -> Vec<(String, Work)> {
             plain(Kind::new(CacheStorage::F16, ring, 24), Target::Software, vec![all(20), all(1), all(7)]),
         ),
         (
-            "contiguous, BF16, bf16 tensors",
+            "contiguous, BF16 with a Walsh-Hadamard product, bf16 tensors",
             CacheCase {
+                data: Data::Random,
                 dtype: DType::BF16,
-                ..plain(Kind::new(CacheStorage::BF16, contiguous, 80), Target::Gpu, vec![all(5), all(1)])
+                ..plain(
+                    multiplied(Kind::new(CacheStorage::BF16, contiguous, 80)),
+                    Target::Gpu,
+                    vec![all(5), all(1)],
+                )
             },
         ),
         (
@@ -146,12 +152,7 @@ pub fn cases(_: &'static Profile) -> Vec<(String, Work)> {
                 data: Data::Random,
                 dtype: DType::F16,
                 ..plain(
-                    Kind {
-                        head_dim: 64,
-                        value_dim: 32,
-                        hadamard: Some(32),
-                        ..Kind::new(CacheStorage::Q4_0, paged, 80)
-                    },
+                    multiplied(Kind::new(CacheStorage::Q4_0, paged, 80)),
                     Target::Gpu,
                     vec![all(18), all(1)],
                 )

@@ -176,7 +176,7 @@ impl Other {
             }
             Other::Lsh(dtype) => {
                 let shape = LshShape { batch: 2, heads: 2, length: 40, head_dim: 8, value_dim: 8 };
-                let case = lsh::Case::random(name, shape, [2, 4, 16]).causal().lengths(&[40, 21]);
+                let case = lsh::Case::random(name, shape, [2, 18, 16]).causal().lengths(&[40, 21]);
                 let setup = lsh::Setup::plain(profile, Target::Auto, Layout::Window(7));
                 case.outcome_async(&lsh::Setup { dtype: *dtype, ..setup }).await
             }
@@ -288,8 +288,7 @@ fn linear_cases() -> Vec<(&'static str, Other)> {
     let rfa = FeatureMap::Random { kind: RandomFeatures::Fourier, directions: 8 };
     let masked = of("linear, key mask", shape, FeatureMap::Elu, false)
         .with(|c| c.key_mask = Some(HostData::of([2, 1, 1, 70], |[b, _, _, j]| (b + j) % 3 != 0)));
-    let packed =
-        of("linear, packed", one, FeatureMap::Elu, true).with(|c| c.starts = Some(vec![0, 3, 40, 66]));
+    let packed = |map| of("linear, packed", one, map, true).with(|c| c.starts = Some(vec![0, 3, 40, 66]));
     let gated = of("linear, gated", shape, FeatureMap::Elu, true).with(|c| {
         c.rule = UpdateRule::Averaged;
         c.decay = (0..2 * 2 * 70).map(|n| 0.5 + (n % 9) as f32 / 20.0).collect();
@@ -300,8 +299,8 @@ fn linear_cases() -> Vec<(&'static str, Other)> {
         ("linear attention, causal, cpu", linear(of("linear", shape, FeatureMap::Elu, true), f16, cpu)),
         ("linear attention, key mask", linear(masked.clone(), f32, cpu)),
         ("linear attention, key mask, bf16", linear(masked, bf16, gpu)),
-        ("linear attention, packed sequences", linear(packed.clone(), f32, gpu)),
-        ("linear attention, packed sequences, cpu", linear(packed, f32, cpu)),
+        ("linear attention, packed sequences", linear(packed(FeatureMap::Elu), f32, gpu)),
+        ("linear attention, packed random features", linear(packed(favor), f32, cpu)),
         ("linear attention, random features", linear(of("favor", one, favor, true), f32, gpu)),
         ("linear attention, Fourier features", linear(of("rfa", one, rfa, false), f32, cpu)),
         ("linear attention, steps", Other::LinearSteps(Box::new(of("steps", one, FeatureMap::Elu, true)))),
@@ -388,6 +387,7 @@ fn indexer_cases() -> Vec<(&'static str, Other)> {
     };
     vec![
         ("indexer", Other::Indexer(of("indexer", [1, 4, 9, 70, 16], 12), f32, gpu)),
+        ("indexer, thousands of keys", Other::Indexer(of("many keys", [1, 2, 3, 2200, 8], 2200), f32, gpu)),
         ("indexer, f16", Other::Indexer(of("indexer, f16", [2, 3, 5, 20, 8], 25), f16, gpu)),
         ("indexer, bf16, cpu", Other::Indexer(of("indexer, bf16", [1, 33, 3, 30, 12], 5), bf16, cpu)),
     ]

@@ -5,15 +5,21 @@ use std::collections::HashSet;
 use wgpu_attention::DType;
 use wgpu_attention::tuning::Algorithm;
 
-use super::{Small, Work, one_buffer, table};
+use super::{Small, Work, masks, one_buffer, table};
 use crate::harness::device::device;
 use crate::harness::{Profile, Report, defaults, due, full};
 
 /// Cases that always run on the device with all features, because only slow tests run their kernels
-/// besides (docs/notebook/coverage.md).
-const ALWAYS: [&str; 7] = [
+/// besides (docs/notebook/coverage.md). Every mask on the fused path always runs, too.
+const ALWAYS: [&str; 13] = [
     "attentional vector",
+    "bf16, Staged, Software, BF16, Window(3)",
+    "cache: contiguous, BF16 with a Walsh-Hadamard product, bf16 tensors",
+    "gradients: keep, Gpu, F32, Dense",
     "indexer",
+    "indexer, thousands of keys",
+    "linear attention, packed random features",
+    "linear attention, packed sequences",
     "lsh attention",
     "means of rows",
     "merge",
@@ -23,7 +29,11 @@ const ALWAYS: [&str; 7] = [
 
 fn all(name: &'static str, profile: &'static Profile, of: fn(&Work) -> bool) {
     let mut report = Report::new(name);
-    let always = |case: &Small| profile.name == "full" && ALWAYS.contains(&case.name.as_str());
+    let single: Vec<_> = masks::single().iter().map(|(mask, _)| format!("{mask}, Fused")).collect();
+    let is_mask = |name: &str| single.iter().any(|mask| name.starts_with(mask));
+    let always = |case: &Small| {
+        profile.name == "full" && (ALWAYS.contains(&case.name.as_str()) || is_mask(&case.name))
+    };
     let due = |case: &&Small| of(&case.work) && (always(case) || due(&case.name));
     for case in table(profile).iter().filter(due) {
         pollster::block_on(case.run(&mut report));

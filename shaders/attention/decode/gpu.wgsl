@@ -106,9 +106,6 @@ const FIRST_STEPS: u32 = V_STEPS - (V_STEPS - 1u) / STEPS * STEPS;
 // True if each step has a unit for every subset. Otherwise the last step has units past the tile.
 const EVEN_STEPS: bool = UNITS % SUBSETS == 0u;
 
-// Scales multiply the smaller set: the values or the weights.
-const SCALES_VALUES: bool = V_SCALED && LANE_ROWS > 4u * PIECE;
-
 // Workgroup memory, in vectors. An odd step spreads the stores of owners over the banks.
 const Q_SIZE: u32 = ROWS * K_WORDS * KEY_LANES * K_VECTORS;
 const P_STEP: u32 = ROWS | 1u;
@@ -572,19 +569,13 @@ fn add_values(n: u32, lane: Lane) {
         from_p = select(from_p, ZEROS_AT + lane.row_group * LANE_ROWS, unit >= UNITS);
     }
     /* unrolled */ for (var i = 0u; i < PIECE; i++) {
-        var x0 = unpacked(V_STORAGE, w0, i);
-        var x1 = unpacked(V_STORAGE, w1, i);
-        var x2 = unpacked(V_STORAGE, w2, i);
-        var x3 = unpacked(V_STORAGE, w3, i);
-        if SCALES_VALUES {
-            x0 = fma(x0, vec4<f32>(scales.x), vec4<f32>(-V_BIAS * scales.x));
-            x1 = fma(x1, vec4<f32>(scales.y), vec4<f32>(-V_BIAS * scales.y));
-            x2 = fma(x2, vec4<f32>(scales.z), vec4<f32>(-V_BIAS * scales.z));
-            x3 = fma(x3, vec4<f32>(scales.w), vec4<f32>(-V_BIAS * scales.w));
-        }
+        let x0 = unpacked(V_STORAGE, w0, i);
+        let x1 = unpacked(V_STORAGE, w1, i);
+        let x2 = unpacked(V_STORAGE, w2, i);
+        let x3 = unpacked(V_STORAGE, w3, i);
         /* unrolled */ for (var r = 0u; r < LANE_ROWS; r++) {
             var w = tile[from_p + r];
-            if V_SCALED && !SCALES_VALUES {
+            if V_SCALED {
                 w *= scales;
                 if i == 0u && V_BIAS != 0.0 {
                     biases[r] += total_of(w);
@@ -658,7 +649,7 @@ fn finish_rows(work: WorkTile, keys: vec2<u32>, lane: Lane) {
 
 // Adds the sums of the columns' subsets and stores them.
 fn store_columns(work: WorkTile, keys: vec2<u32>, lane: Lane) {
-    if V_BIAS != 0.0 && !SCALES_VALUES {
+    if V_BIAS != 0.0 {
         /* unrolled */ for (var n = 0u; n < LANE_ROWS * PIECE; n++) {
             acc[n] -= V_BIAS * biases[n / PIECE];
         }

@@ -58,16 +58,7 @@ fn shapes() {
                 let weights =
                     if path == Algorithm::Staged { Weights::PerHead(DType::F32) } else { Weights::None };
                 let layout = [Layout::Dense, Layout::Window(2 * n as u64 + 1), Layout::Blhd][(n + 2 * m) % 3];
-                let setup = Setup {
-                    profile: full(),
-                    form,
-                    path,
-                    dtype,
-                    bias: DType::F32,
-                    layout,
-                    lse: true,
-                    weights,
-                };
+                let setup = Setup { dtype, layout, weights, ..Setup::plain(full(), form, path) };
                 report.check_in(&case, &setup, &mut Default::default());
             }
         }
@@ -101,16 +92,7 @@ fn masks() {
 }
 
 fn fused(form: Target) -> Setup {
-    Setup {
-        profile: full(),
-        form,
-        path: Algorithm::Fused,
-        dtype: DType::F32,
-        bias: DType::F32,
-        layout: Layout::Dense,
-        lse: true,
-        weights: Weights::None,
-    }
+    Setup::plain(full(), form, Algorithm::Fused)
 }
 
 /// Keys split among workgroups, by the plan and by option.

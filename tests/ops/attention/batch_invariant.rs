@@ -24,7 +24,7 @@ use wgpu_attention::{
 
 use crate::harness::device::{full, with_registers};
 use crate::harness::random::noise;
-use crate::harness::say;
+use crate::harness::{due, rest, say};
 
 const HEADS: usize = 4;
 const KV_HEADS: usize = 2;
@@ -194,16 +194,20 @@ fn rows_have_same_bits_in_steps_and_batches() {
             Rules { sinks: true, ..CAUSAL },
             Rules { softcap: Some(5.0), window: Some(1030), sinks: true },
         ];
-        // Every storage with some rules, and f32 with all of them.
-        for rules in rules.into_iter().enumerate().filter(|(m, _)| n == 0 || n == *m).map(|(_, rules)| rules)
-        {
-            let differ = rows_that_differ(gpu, ON, rules, config);
-            assert_eq!(differ, 0, "rows of {rules:?} in {config:?}");
+        for (m, rules) in rules.into_iter().enumerate() {
+            // Every storage with some rules, and f32 with all of them.
+            let name = format!("batch-invariant rows {n} {m}");
+            if [n, m] == [0, 3] || (n == 0 || n == m) && due(&name) || rest(&name) {
+                let differ = rows_that_differ(gpu, ON, rules, config);
+                assert_eq!(differ, 0, "rows of {rules:?} in {config:?}");
+            }
         }
     }
     for count in [64, 128, 256] {
-        let differ = rows_that_differ(&with_registers(full(), count).gpu, ON, CAUSAL, storages()[0]);
-        assert_eq!(differ, 0, "rows with {count} registers");
+        if due(&format!("batch-invariant rows with {count} registers")) {
+            let differ = rows_that_differ(&with_registers(full(), count).gpu, ON, CAUSAL, storages()[0]);
+            assert_eq!(differ, 0, "rows with {count} registers");
+        }
     }
 }
 

@@ -5,21 +5,12 @@ use wgpu_attention::tuning::{Algorithm, Target};
 use wgpu_attention::{Alignment, DType, Shape};
 
 use crate::harness::{
-    Case, DropoutData, FORMS, HostData, Layout, Report, Rng, Setup, Weights, defaults, due, full,
-    planned_by_name, profiles, rest, run, with_registers,
+    Case, DropoutData, FORMS, HostData, Layout, Report, Rng, Setup, defaults, due, full, planned_by_name,
+    profiles, rest, run, with_registers,
 };
 
 fn setup(form: Target) -> Setup {
-    Setup {
-        profile: full(),
-        form,
-        path: Algorithm::Fused,
-        dtype: DType::F32,
-        bias: DType::F32,
-        layout: Layout::Dense,
-        lse: true,
-        weights: Weights::None,
-    }
+    Setup::plain(full(), form, Algorithm::Fused)
 }
 
 /// Returns setups for `form`: dense, in f16, and an unaligned window in f32 or bf16, chosen by the
@@ -187,6 +178,16 @@ fn slices_of_channels() {
             }
         }
     }
+    report.finish();
+}
+
+/// On the software target, the second of two slices begins early, to be as wide as the first.
+#[test]
+fn second_slice_begins_early() {
+    let mut report = Report::new("fused, two slices");
+    let shape = Shape { batch: 1, heads: 1, kv_heads: 1, q_len: 12, kv_len: 20, head_dim: 6, value_dim: 268 };
+    let case = Case::random("fused slices, software", shape);
+    report.check_in(&case, &setup(Target::Software), &mut Default::default());
     report.finish();
 }
 

@@ -15,8 +15,7 @@ use crate::harness::classify::classified;
 use crate::harness::device::is_software;
 use crate::harness::gradients::Problem;
 use crate::harness::{
-    Case, DropoutData, FORMS, HostData, Layout, Profile, Report, Rules, Setup, Weights, due, full, matrices,
-    rest, say,
+    Case, DropoutData, FORMS, HostData, Layout, Profile, Report, Rules, Setup, due, full, matrices, rest, say,
 };
 use crate::ops::attention::matrix::finish;
 
@@ -144,16 +143,7 @@ fn all_rules(shape: &Shape) -> Vec<(String, Rules)> {
 }
 
 fn setup(profile: &'static Profile, form: Target, dtype: DType) -> Setup {
-    Setup {
-        profile,
-        form,
-        path: Algorithm::Fused,
-        dtype,
-        bias: DType::F32,
-        layout: Layout::Blhd,
-        lse: true,
-        weights: Weights::None,
-    }
+    Setup { dtype, layout: Layout::Blhd, ..Setup::plain(profile, form, Algorithm::Fused) }
 }
 
 #[test]

@@ -3,10 +3,10 @@
 
 use wgpu_attention::mask::Pattern;
 use wgpu_attention::tuning::Algorithm;
-use wgpu_attention::{Alignment, DType, Shape};
+use wgpu_attention::{Alignment, Shape};
 
 use crate::harness::meaning::follows;
-use crate::harness::{Case, FORMS, HostData, Layout, Report, Rules, Setup, Weights, profiles};
+use crate::harness::{Case, FORMS, HostData, Report, Rules, Setup, profiles};
 use crate::ops::mask::masks::check;
 
 /// Queries and keys of each sequence: shorter and longer than a tile, without queries, without
@@ -113,16 +113,7 @@ fn both_alignments_match_reference() {
             let case = Case::random(format!("packed, {alignment:?}, {form:?}"), ragged.shape()).with(|c| {
                 c.rules = Rules { packed: ragged.packed(), alignment, causal: true, ..Rules::default() };
             });
-            let setup = Setup {
-                profile: profiles()[n],
-                form,
-                path: [Algorithm::Staged, Algorithm::Fused][n],
-                dtype: DType::F32,
-                bias: DType::F32,
-                layout: Layout::Dense,
-                lse: true,
-                weights: Weights::None,
-            };
+            let setup = Setup::plain(profiles()[n], form, [Algorithm::Staged, Algorithm::Fused][n]);
             report.check_in(&case, &setup, &mut Default::default());
         }
     }

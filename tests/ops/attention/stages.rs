@@ -112,16 +112,7 @@ fn large_tiles() {
         (DType::BF16, Layout::Dense),
     ] {
         let case = Case::random("large tiles", shape).with(|c| c.rules.causal = true);
-        let setup = Setup {
-            profile: full(),
-            form: Target::Gpu,
-            path: Algorithm::Staged,
-            dtype,
-            bias: DType::F32,
-            layout,
-            lse: true,
-            weights: Weights::None,
-        };
+        let setup = Setup { dtype, layout, ..Setup::plain(full(), Target::Gpu, Algorithm::Staged) };
         report.check_in(&case, &setup, &mut Default::default());
     }
     report.finish();

@@ -112,10 +112,11 @@ fn storages_and_layouts_match_model() {
 /// read nothing outside of it.
 #[test]
 fn hostile_lists_change_their_sequence_only() {
-    let gpu = &full().gpu;
-    for (layout, capacity) in LAYOUTS {
+    for (n, (layout, capacity)) in LAYOUTS.into_iter().enumerate() {
+        let profile = [full(), as_gpu()][n % 2];
+        let gpu = &profile.gpu;
         let kind = Kind { compacts: true, ..Kind::new(CacheStorage::F32, layout, capacity) };
-        let mut bed = Bed::new(full(), kind, Data::Lossless, 51);
+        let mut bed = Bed::new(profile, kind, Data::Lossless, 51);
         bed.grow(&Count::Each(vec![9, 30])).expect("room");
         // A second cache gets the same tokens of sequence 1 and keeps the right ones.
         let wild = [7u32, 3, u32::MAX, 0, 1 << 31, 5];

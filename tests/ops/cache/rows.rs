@@ -61,6 +61,21 @@ fn appended_rows_are_read_back() {
     report.finish();
 }
 
+/// The part of the test above that always runs: every storage in one layout.
+#[test]
+fn every_storage_is_read_back() {
+    let mut report = Report::new("caches, every storage");
+    for (s, storage) in STORAGES.into_iter().enumerate() {
+        let (layout, capacity) = LAYOUTS[s % 3];
+        let kind = Kind { head_dim: 40, value_dim: 13, ..Kind::new(storage, layout, capacity) };
+        let mut bed = Bed::new(full(), kind, Data::Random, 91 + s as u64);
+        grown(&mut bed);
+        let outcome = bed.read(0, &RowPositions::Start(0), 36, DType::F32, Layout::Dense);
+        report.record(&format!("{kind:?}"), &"full", outcome);
+    }
+    report.finish();
+}
+
 /// Rows are read back after an overwrite, and attended to. Rows that do not exist are dropped and
 /// counted.
 #[test]

@@ -223,6 +223,9 @@ fn channels() {
 fn rows_of_several_words() {
     let mut report = Report::new("caches, several words");
     for (s, storage) in STORAGES.into_iter().enumerate() {
+        if s > 0 && !due(&format!("several words, {storage:?}")) {
+            continue;
+        }
         let (layout, capacity) = LAYOUTS[s % 3];
         let kind = Kind { head_dim: 260, value_dim: 8, ..Kind::new(storage, layout, capacity) };
         let mut bed = Bed::new(profiles()[s % 2], kind, Data::Lossless, 61);
@@ -301,13 +304,13 @@ fn ragged_batches() {
 /// not overflow f16.
 #[test]
 fn bad_numbers_show_in_their_rows() {
-    crate::harness::in_turn!();
     use wgpu_attention::cache::{Append, Tokens};
     use wgpu_attention::{Attention, Cache, CacheConfig, Config, Forward, Scratch, TensorView};
     let gpu = &full().gpu;
     for (s, storage) in STORAGES.into_iter().enumerate() {
         for (t, form) in FORMS.into_iter().enumerate() {
-            if t != s % 2 && !rest(&format!("bad numbers, {storage:?}")) {
+            let always = matches!(storage, CacheStorage::F16 | CacheStorage::BF16 | CacheStorage::Q8_0);
+            if !(always && t == s % 2 || rest(&format!("bad numbers, {storage:?}"))) {
                 continue;
             }
             let config = CacheConfig::new(1, 64, 8).storage(storage);

@@ -14,7 +14,9 @@ use wgpu_attention::{DType, Error, KernelOptions, Scratch, TensorView};
 
 use crate::harness::case::{largest, widened};
 use crate::harness::run::{Layout, Placed};
-use crate::harness::{FLOATS, FORMS, Judged, Profile, Report, Rng, Values, defaults, full, rest, stored};
+use crate::harness::{
+    FLOATS, FORMS, Judged, Profile, Report, Rng, Values, defaults, due, full, rest, stored,
+};
 
 type Weights<T> = GatedDeltaNetWeights<Vec<T>>;
 
@@ -243,7 +245,10 @@ impl Case {
 
     fn of(form: Target, sizes: Sizes, dtype: DType, rng: &mut Rng) -> Self {
         let [.., features, batch, length] = sizes;
-        let weights = map(&random_weights(&config_of(sizes), rng), |t| stored(t, dtype));
+        let mut weights = random_weights(&config_of(sizes), rng);
+        // In softplus, 1 + exp(x) rounds to 1.
+        weights.dt_bias[0] -= 20.0;
+        let weights = map(&weights, |t| stored(t, dtype));
         let mut rows = || stored(&rng.normals(batch * length * features), dtype);
         let (x, d_out) = (rows(), rows());
         let (profile, layout) = (full(), Layout::Dense);
@@ -434,9 +439,11 @@ fn gradients_match_reference() {
     for form in FORMS {
         for dtype in FLOATS {
             let case = Case::of(form, SMALL, *dtype, &mut Rng::new(17));
-            report.record("small", &case, case.backward());
+            if *dtype == DType::F32 || due(&format!("gated DeltaNet backward, {case}")) {
+                report.record("small", &case, case.backward());
+            }
         }
-        for seed in (0..12).filter(|seed| *seed < 2 || rest(&format!("gated DeltaNet {seed}"))) {
+        for seed in (0..12).filter(|seed| *seed < 1 || rest(&format!("gated DeltaNet {seed}"))) {
             let case = Case::random(form, seed + 100);
             report.record("random", &case, case.backward());
         }

@@ -7,7 +7,9 @@ use wgpu_attention::tuning::Algorithm;
 use wgpu_attention::{DType, Shape};
 
 use crate::harness::classify::classified;
+use crate::harness::gradients::LayerProblem;
 use crate::harness::layer::{LayerCase, LayerLayout, LayerSetup, Storage};
+use crate::harness::layer_backward::LayerBackwardSetup;
 use crate::harness::layer_options::LayerOptions;
 use crate::harness::{
     Case, FORMS, HostData, Layout, Profile, Report, Rules, Setup, Weights, due, profiles, rest,
@@ -130,16 +132,7 @@ fn map_with_its_mask_changes_nothing() {
                     if !((mask + n + m) % 2 == 0 && due(&key) || rest(&key)) {
                         continue;
                     }
-                    let setup = Setup {
-                        profile: profiles()[n],
-                        form,
-                        path,
-                        dtype: DType::F32,
-                        bias: DType::F32,
-                        layout: Layout::Blhd,
-                        lse: true,
-                        weights: Weights::None,
-                    };
+                    let setup = Setup { layout: Layout::Blhd, ..Setup::plain(profiles()[n], form, path) };
                     report.check_in(&mapped, &setup, &mut Default::default());
                 }
             }
@@ -186,6 +179,43 @@ fn appended_keys_stay_outside_blocks() {
                 report.check_layer_in(&case, &setup, &mut Default::default());
             }
         }
+    }
+    report.finish();
+}
+
+/// A full block asks no mask, but its scores change.
+#[test]
+fn full_blocks_apply_softcap() {
+    let mut report = Report::new("block maps, softcap");
+    let state = |hides: bool| if hides { state::HIDDEN } else { state::FULL };
+    let maps = [
+        ("of blocks", HostData::of([1, 1, 5, 6], |[.., m, n]| state((m + n) % 3 == 0))),
+        // The heads of a group have the same blocks, and whole tiles have one state.
+        ("of heads", HostData::of([1, 4, 5, 6], |[_, h, _, n]| state(n / 4 == h / 2))),
+    ];
+    for (name, map) in maps {
+        let case = Case::random(format!("softcap in full blocks, {name}"), SHAPE)
+            .with(|c| (c.softcap, c.rules.blocks) = (Some(1.0), Some((map.clone(), [16, 16]))));
+        for form in FORMS {
+            let setup = Setup::plain(profiles()[0], form, Algorithm::Fused);
+            report.check_in(&case, &setup, &mut Default::default());
+        }
+    }
+    report.finish();
+}
+
+/// The map hides the last keys. The appended key is in their tile.
+#[test]
+fn gradients_keep_appended_keys() {
+    let mut report = Report::new("block maps, gradients with an appended key");
+    let shape = MultiHeadShape { batch: 1, q_len: 40, kv_len: 40 };
+    let config = LayerOptions::new(8, 2);
+    let mut case = LayerCase::random("appended beside hidden blocks".into(), config, shape, true);
+    let map = HostData::of([1, 1, 3, 3], |[.., n]| if n == 2 { state::HIDDEN } else { state::FULL });
+    case.rules = Rules { blocks: Some((map, [16, 16])), ..Default::default() };
+    let problem = LayerProblem::new(case, true);
+    for form in FORMS {
+        report.check_layer_backward(&problem, &LayerBackwardSetup::plain(profiles()[0], form));
     }
     report.finish();
 }

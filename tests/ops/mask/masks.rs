@@ -107,14 +107,9 @@ pub fn check_paths(report: &mut Report, case: &Case, staged_too: bool) {
             continue;
         }
         let staged = Setup {
-            profile: profiles()[n],
-            form,
-            path: Algorithm::Staged,
-            dtype: DType::F32,
-            bias: DType::F32,
             layout: if n == 0 { Layout::Blhd } else { Layout::Dense },
-            lse: true,
             weights: Weights::PerHead(DType::F32),
+            ..Setup::plain(profiles()[n], form, Algorithm::Staged)
         };
         let fused = Setup { path: Algorithm::Fused, weights: Weights::None, ..staged };
         let mut truths = Default::default();
@@ -296,16 +291,7 @@ fn many_tensors_take_staged_path() {
         c.rules.attn_mask = Some(HostData::of([1, 1, i, j], |[_, _, i, j]| (i + 2 * j) % 5 != 0));
         c.rules.key_padding_mask = Some(HostData::of([b, 1, 1, j], |[b, .., j]| (b + j) % 7 != 3));
     });
-    let auto = Setup {
-        profile: defaults(),
-        form: FORMS[1],
-        path: Algorithm::Auto,
-        dtype: DType::F32,
-        bias: DType::F32,
-        layout: Layout::Dense,
-        lse: true,
-        weights: Weights::None,
-    };
+    let auto = Setup::plain(defaults(), FORMS[1], Algorithm::Auto);
     let fused = Setup { path: Algorithm::Fused, ..auto };
     let mut report = Report::new("masks, many tensors");
     let mut check = |case: &Case, setups: &[Setup]| {

@@ -129,6 +129,19 @@ impl Case {
     }
 }
 
+/// Rows that are stored as whole vectors.
+#[test]
+fn aligned_rows_match_the_reference() {
+    let mut report = Report::new("quantized, aligned rows");
+    for (form, format) in FORMS.into_iter().zip(QuantizedFormat::ALL) {
+        let layout = Layout::Dense;
+        let (sizes, dtypes) = ([1, 33, 2, 16, 64], [DType::F32; 2]);
+        let case = Case { profile: full(), form, layout, format, sizes, dtypes, offset: 8, seed: 5 };
+        report.record("33 rows", &case, case.outcome());
+    }
+    report.finish();
+}
+
 #[test]
 fn products_match_the_reference() {
     crate::harness::in_turn!();

@@ -121,6 +121,25 @@ fn results_match_vectors() {
     assert_eq!(GRADIENTS.len(), D_NAMES.len());
 }
 
+/// Some devices read a subnormal `eps` as 0, and `0 · ∞` is NaN.
+#[test]
+fn subnormal_eps_keeps_zero_rows() {
+    let mut report = Report::new("recurrent attention, a subnormal eps");
+    for length in [1, 20] {
+        let sizes = shape([1, 2, 1, length, 4, 5]);
+        let case = RecurrentCase::random(format!("{length} zero rows"), sizes, Decay::PerHead, true);
+        let case = case.with(|c| {
+            c.unit_eps = Some(1e-45);
+            c.q.fill(0.0);
+            c.k.fill(0.0);
+        });
+        for form in FORMS {
+            report.record(&case.name, &plain(form), case.forward(&plain(form)).map(|ran| ran.ratio));
+        }
+    }
+    report.finish();
+}
+
 /// The rules, and sizes around tiles and chunks.
 const RULES: [(Decay, bool); 6] = [
     (Decay::PerHead, true),
@@ -269,7 +288,8 @@ fn twenty_runs_are_equal() {
 fn spans_and_groups_match_reference() {
     let mut report = Report::new("recurrent attention, spans and groups");
     let cases = [
-        gated("spans", [1, 64, 32, 1500, 16, 16]),
+        // Three spans: the backward pass computes the first two again.
+        gated("spans", [1, 64, 32, 2200, 16, 16]),
         gated("groups of batch entries", [700, 4, 2, 20, 32, 16]),
         gated("few tokens in groups", [700, 4, 2, 3, 64, 64]),
     ];

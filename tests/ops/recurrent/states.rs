@@ -112,17 +112,22 @@ fn checkpoints_resume_any_prefix() {
     }
 }
 
+const LENGTHS: [u32; 2] = [2, 0];
+
+/// Sequences of [`LENGTHS`] tokens of five, without states before them.
+fn uneven(name: &str) -> RecurrentCase {
+    gated(name, [2, 4, 2, 5, 12, 20]).with(|c| (c.initial, c.lengths) = (Vec::new(), Some(LENGTHS.to_vec())))
+}
+
 /// Tokens past the end of a sequence keep its last state.
 #[test]
 fn checkpoints_repeat_past_lengths() {
-    let (lengths, each) = ([2u32, 0], 4 * 12 * 20);
-    let case = gated("checkpoints and lengths", [2, 4, 2, 5, 12, 20]);
-    let case = case.with(|c| (c.initial, c.lengths) = (Vec::new(), Some(lengths.to_vec())));
+    let (case, each) = (uneven("checkpoints and lengths"), 4 * 12 * 20);
     let exact = case.reference::<f64>();
     for form in FORMS {
         let run = Run::new(&case);
         let kept = run.gpu.upload(&vec![7.5f32; 10 * each]).expect("an upload");
-        let of = run.gpu.upload(&lengths).expect("an upload");
+        let of = run.gpu.upload(&LENGTHS).expect("an upload");
         let call = run
             .call(0, 5)
             .states(TensorView::new(&kept, DType::F32, [10, 4, 12, 20]))
@@ -136,6 +141,26 @@ fn checkpoints_repeat_past_lengths() {
             };
             near(&got[t * each..][..each], &want, &format!("the state after token {t}"));
         }
+    }
+}
+
+/// The final state of a sequence without tokens is zero if no state was given.
+#[test]
+fn empty_sequences_end_in_zeros() {
+    let (case, each) = (uneven("final states and lengths"), 4 * 12 * 20);
+    let exact = case.reference::<f64>();
+    for form in FORMS {
+        let run = Run::new(&case);
+        let last = run.gpu.upload(&vec![7.5f32; 2 * each]).expect("an upload");
+        let of = run.gpu.upload(&LENGTHS).expect("an upload");
+        let call = run
+            .call(0, 5)
+            .final_state(TensorView::new(&last, DType::F32, [2, 4, 12, 20]))
+            .lengths(TensorView::new(&of, DType::U32, [2, 1, 1, 1]));
+        case.submit(&plain(form), &call).expect("a call");
+        let got = floats(run.gpu, &last, 2 * each);
+        near(&got[..each], &exact.last[..each], "the state after two tokens");
+        assert!(got[each..].iter().all(|x| *x == 0.0), "{form:?}");
     }
 }
 

@@ -12,7 +12,9 @@ use wgpu_attention::{DType, KernelOptions, Scratch, TensorView};
 use crate::harness::case::{largest, widened};
 use crate::harness::memory::Place;
 use crate::harness::run::{Layout, Placed};
-use crate::harness::{FLOATS, FORMS, Judged, Profile, Report, Rng, Values, Vector, defaults, full, stored};
+use crate::harness::{
+    FLOATS, FORMS, Judged, Profile, Report, Rng, Values, Vector, defaults, full, rest, stored,
+};
 
 pub const FAMILY: &str = "conv";
 pub const NAMES: &[&str] = &[
@@ -613,7 +615,12 @@ fn devices_match_the_vectors() {
 fn vectors_in_types_match_reference() {
     let mut report = Report::new("causal convolutions, vectors in other types");
     for (n, name) in NAMES.iter().enumerate() {
-        for (form, own) in FORMS.into_iter().flat_map(|form| FLOATS.iter().map(move |own| (form, *own))) {
+        let all = FORMS.into_iter().flat_map(|form| FLOATS.iter().map(move |own| (form, *own)));
+        for (m, (form, own)) in all.enumerate() {
+            // One type on each target.
+            if m % 3 != (n + m / 3) % 3 && !rest(&format!("causal convolution, {name}, {form:?}, {own:?}")) {
+                continue;
+            }
             let (mut problem, vector) = vector(name);
             let round = |x: &mut Vec<f32>| *x = stored(x, own);
             let Problem { x, weight, bias, initial, d_out, d_final, .. } = &mut problem;
@@ -647,8 +654,7 @@ fn results_equal_the_reference() {
 
 #[test]
 fn gradients_equal_the_reference() {
-    crate::harness::in_turn!();
-    Report::draws("causal convolution backward", 12, Case::random, Case::backward);
+    Report::draws("causal convolution backward", 3, Case::random, Case::backward);
 }
 
 /// Central differences check the reference's gradients.

@@ -152,7 +152,7 @@ fn caches_match_their_rows() {
             for (l, list) in lists.into_iter().enumerate() {
                 let name = format!("{storage:?}, {layout:?}, lists {list:?}");
                 let form = FORMS[(n + m + l) % 2];
-                let always = l == (n + m) % 3;
+                let always = l == (n + m) % 3 && m == n % 2;
                 if always || rest(&name) {
                     report.record(&name, &format!("{form:?}"), outcome(storage, layout, form, list));
                 }

@@ -12,7 +12,7 @@ use wgpu_attention::{Alignment, DType, Shape};
 use crate::harness::device::full;
 use crate::harness::operator_setup::setups;
 use crate::harness::selected::SelectedCase;
-use crate::harness::{Case, FORMS, HostData, Layout, OperatorSetup, Report, Rng, Vector, rest};
+use crate::harness::{Case, FORMS, HostData, Layout, OperatorSetup, Report, Rng, Vector, due, rest};
 
 pub const FAMILY: &str = "selected";
 pub const NAMES: &[&str] = &[
@@ -160,6 +160,9 @@ fn results_match_reference() {
     for (n, sizes) in SIZES.into_iter().enumerate() {
         let case = sized(sizes);
         let name = case.case.name.clone();
+        if n > 3 && !due(&name) {
+            continue;
+        }
         let mut all = setups(&name, n);
         all.push(plain(FORMS[n % 2]));
         for setup in all {

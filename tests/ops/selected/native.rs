@@ -15,7 +15,7 @@ use super::shape;
 use crate::harness::device::full;
 use crate::harness::native::{NativeCase, Numbers};
 use crate::harness::operator_setup::setups;
-use crate::harness::{FORMS, OperatorSetup, Report, rest};
+use crate::harness::{FORMS, OperatorSetup, Report, due, rest};
 
 fn numbers(compression: [usize; 2], selection: [usize; 2], always: [usize; 2], window: usize) -> Numbers {
     Numbers { compression, selection, always, window }
@@ -41,13 +41,15 @@ fn results_match_reference() {
     for (n, case) in cases().into_iter().enumerate() {
         let own = [[false; 2], [true, false], [false, true], [true; 2]];
         for (m, own) in own.into_iter().enumerate() {
-            if m != n % 4 && !rest(&format!("{}, own {own:?}", case.name)) {
+            let name = format!("{}, own {own:?}", case.name);
+            // Each choice of separate keys once.
+            if !(m == n % 4 && (n < 4 || due(&name)) || rest(&name)) {
                 continue;
             }
             let case = case.clone().with_own(own);
-            for setup in setups(&format!("{}, {own:?}", case.name), n) {
+            for setup in setups(&name, n) {
                 let judged = case.forward(&setup).and_then(|ran| Ok(ran.ratio.max(case.backward(&setup)?.0)));
-                report.record(&format!("{}, own {own:?}", case.name), &setup, judged);
+                report.record(&name, &setup, judged);
             }
         }
     }
@@ -133,8 +135,11 @@ fn softcaps_and_odd_lengths() {
     // In f32 only: the means of half types are rounded twice, on a device and on the host.
     let odd = numbers([15, 5], [35, 2], [1, 1], 8);
     let odd = NativeCase::random("odd lengths", shape([2, 2, 1, 50, 133, 16, 8]), odd);
-    for case in [capped, odd] {
-        for form in FORMS {
+    for (n, case) in [capped, odd].into_iter().enumerate() {
+        for (m, form) in FORMS.into_iter().enumerate() {
+            if m != n && !rest(&format!("{}, {form:?}", case.name)) {
+                continue;
+            }
             let setup = OperatorSetup::plain(full(), form);
             let judged = case.forward(&setup).and_then(|ran| Ok(ran.ratio.max(case.backward(&setup)?.0)));
             report.record(&case.name, &setup, judged);

@@ -13,7 +13,7 @@ use super::judge::epsilon;
 use super::steps::{cache_of, steps_of};
 use crate::harness::case::{largest, widened};
 use crate::harness::run::{Layout, Placed, PlacedRules};
-use crate::harness::{FORMS, Judged, Report, Rng, Values, defaults, full, rest};
+use crate::harness::{FORMS, Judged, Report, Rng, Values, defaults, due, full, rest};
 
 impl Stack {
     /// Runs it all at once, or in steps of these lengths with a cache. Returns the output, and with
@@ -211,6 +211,9 @@ fn batch_invariant_steps_have_same_bits() {
     let stack = Stack { length: 75, ..drawn(5, false) };
     let stack = Stack::random(&mut Rng::new(8), 2, true, stack);
     for dtype in [DType::F32, DType::F16] {
+        if dtype == DType::F16 && !due("batch-invariant decoder of f16") {
+            continue;
+        }
         let setup = Setup { profile: full(), form: FORMS[0], dtypes: [dtype; 2], layout: Layout::Dense };
         let run =
             |options, steps: &[usize]| stack.run_with(&setup, options, Some(steps), false).expect("a run");

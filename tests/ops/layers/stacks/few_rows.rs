@@ -9,7 +9,7 @@ use super::data::Stack;
 use super::encoder::{Setup, drawn};
 use crate::harness::rotary::RotaryData;
 use crate::harness::run::Layout;
-use crate::harness::{Report, Rng, Rules, defaults, full};
+use crate::harness::{Report, Rng, Rules, defaults, due, full};
 
 /// Returns a causal stack of seven rows, with the norm before each part.
 fn stack(n: u64, norm: NormConfig) -> Stack {
@@ -28,6 +28,9 @@ fn stack(n: u64, norm: NormConfig) -> Stack {
 fn few_rows_equal_the_reference() {
     let mut report = Report::new("stacks of few rows");
     for n in 0..12 {
+        if ![0, 2, 3].contains(&n) && !due(&format!("stacks of few rows {n}")) {
+            continue;
+        }
         let norm = if n % 5 < 2 { NormConfig::layer() } else { NormConfig::rms() };
         let stack = stack(n, norm);
         let dtypes = match n % 4 {
