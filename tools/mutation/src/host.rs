@@ -9,7 +9,7 @@ use syn::spanned::Spanned;
 use syn::visit::{self, Visit};
 use syn::{BinOp, Expr};
 
-use crate::site::{Kind, Site};
+use crate::site::{self, Fault, Kind, Site};
 use crate::tree;
 
 /// The line of `bind_all` after which the hook records a kernel.
@@ -22,7 +22,7 @@ pub fn sites(file: &str, text: &str) -> Vec<Site> {
     let Ok(parsed) = syn::parse_file(text) else { return vec![] };
     let mut finder = Finder { file, text, sites: Vec::new() };
     finder.visit_file(&parsed);
-    finder.sites
+    site::numbered(finder.sites)
 }
 
 struct Finder<'a> {
@@ -85,10 +85,7 @@ impl<'a> Visit<'a> for Finder<'_> {
 
 impl Finder<'_> {
     fn add(&mut self, kind: Kind, expr: &Expr, after: String) {
-        let range = expr.span().byte_range();
-        let before = self.text[range.clone()].to_string();
-        let line = expr.span().start().line;
-        self.sites.push(Site { file: self.file.into(), kind, range, line, before, after });
+        self.sites.push(Site::new(self.file, self.text, kind, expr.span().byte_range(), after));
     }
 
     fn part(&self, range: Range<usize>) -> &str {
@@ -177,9 +174,9 @@ pub fn write_tree(repo: &Path, at: &Path, sites: &[Site]) -> io::Result<()> {
     let mut numbered: Vec<(usize, &Site)> = sites.iter().enumerate().collect();
     numbered.sort_by_key(|(_, site)| std::cmp::Reverse(site.range.start));
     for (n, site) in numbered {
-        let Site { before, after, .. } = site;
+        let Fault { file, before, after, .. } = &site.fault;
         let both = format!("(if crate::mutation::mutant({}) {{ {after} }} else {{ {before} }})", n + 1);
-        tree::edit(&at.join(&site.file), |mut text| {
+        tree::edit(&at.join(file), |mut text| {
             text.replace_range(site.range.clone(), &both);
             text
         })?;

@@ -10,7 +10,7 @@ mod suite;
 mod tree;
 mod wgsl;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::error::Error;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -19,9 +19,9 @@ use std::{env, fs};
 
 use lexopt::prelude::*;
 
-use results::{Entry, Results};
-use site::{Kind, Site};
-use suite::{Fault, Outcome, Suite};
+use results::{Entry, Files, Results};
+use site::{Fault, Kind, Site};
+use suite::{Outcome, Reach, Suite};
 
 const SEED: u64 = 2026;
 
@@ -69,6 +69,8 @@ struct Options {
     from: usize,
     /// The most seconds of tests for a fault.
     seconds: Option<f64>,
+    /// Runs recorded survivors again.
+    again: bool,
 }
 
 impl Options {
@@ -81,6 +83,7 @@ impl Options {
                 Long("filter") => options.filters.push(parser.value()?.string()?),
                 Long("only") => options.only = parser.value()?.string()?,
                 Long("seconds") => options.seconds = Some(parser.value()?.parse()?),
+                Long("again") => options.again = true,
                 Long("from") => options.from = parser.value()?.parse()?,
                 Long("minutes") => options.minutes = Some(parser.value()?.parse()?),
                 Value(command) if options.command.is_empty() => options.command = command.string()?,
@@ -105,12 +108,16 @@ fn run() -> Result {
     let options = Options::read()?;
     let repo = env::current_dir()?;
     let work = env::var_os("CARGO_TARGET_DIR").map_or(repo.join("target"), PathBuf::from).join("mutants");
-    let (shaders, host) = (drawn_shaders(&repo)?, drawn_host(&repo)?);
+    let files = Files { recorded: repo.join("tools/mutation/faults.jsonl"), log: work.join("results.jsonl") };
+    let earlier = files.read()?.faults().cloned().collect();
+    let (shaders, host) = (drawn_shaders(&repo, &earlier)?, drawn_host(&repo, &earlier)?);
     match options.command.as_str() {
-        "list" => shaders.iter().chain(&host).for_each(|site| println!("{}: {}", site.kind, site.name())),
+        "list" => {
+            shaders.iter().chain(&host).for_each(|site| println!("{}: {}", site.fault.kind, site.name()))
+        }
         "tree" => host::write_tree(&repo, &work.join("tree"), &host)?,
-        "run" => run_all(&options, &repo, &work, &shaders, &host)?,
-        "page" => write_page(&repo, &work, &[shaders, host].concat())?,
+        "run" => run_all(&options, &repo, &work, &files, (&shaders, &host))?,
+        "page" => write_page(&repo, &files, &[shaders, host].concat())?,
         "coverage-tree" => coverage::write_tree(&repo, &coverage_in(&work).join("tree"), &blocks(&repo)?)?,
         "coverage-page" => write_coverage(&repo, &coverage_in(&work))?,
         other => return Err(format!("no command `{other}`").into()),
@@ -118,14 +125,16 @@ fn run() -> Result {
     Ok(())
 }
 
-fn write_page(repo: &Path, work: &Path, drawn: &[Site]) -> Result {
-    let head = Command::new("git").args(["rev-parse", "--short=8", "HEAD"]).current_dir(repo).output()?;
-    let commit = String::from_utf8_lossy(&head.stdout).trim().to_string();
-    let results = Results::read(&work.join("results.jsonl"))?;
-    let entries: Vec<&Entry> = drawn.iter().filter_map(|site| results.get(&site.name())).collect();
-    let reasons = reasons(&repo.join("tools/mutation/survivors.txt"))?;
-    fs::write(repo.join("docs/notebook/mutations.md"), page::text(&entries, &reasons, drawn.len(), &commit))?;
-    Ok(())
+/// Records the results, and writes the page.
+fn write_page(repo: &Path, files: &Files, drawn: &[Site]) -> Result {
+    let results = files.read()?;
+    let entry = |site: &Site| results.get(&site.fault).cloned();
+    let entries: Vec<Entry> =
+        drawn.iter().map(|site| entry(site).unwrap_or_else(|| Entry::new(site.fault.clone()))).collect();
+    let named: Vec<(String, &Entry)> =
+        drawn.iter().map(Site::name).zip(&entries).filter(|(_, entry)| !entry.outcome.is_empty()).collect();
+    fs::write(repo.join("docs/notebook/mutations.md"), page::text(&named, drawn.len()))?;
+    Ok(files.record(&entries)?)
 }
 
 /// The reasons in a file, which has a name, a tab and the reason in each line.
@@ -161,18 +170,18 @@ fn write_coverage(repo: &Path, work: &Path) -> Result {
     Ok(())
 }
 
-fn drawn_shaders(repo: &Path) -> Result<Vec<Site>> {
+fn drawn_shaders(repo: &Path, earlier: &BTreeSet<Fault>) -> Result<Vec<Site>> {
     let sites = sites(repo, "shaders", "wgsl", wgsl::sites)?;
-    Ok(site::draw(&sites, &OF_SHADERS, SEED))
+    Ok(site::draw(&sites, earlier, &OF_SHADERS, SEED))
 }
 
-fn drawn_host(repo: &Path) -> Result<Vec<Site>> {
+fn drawn_host(repo: &Path, earlier: &BTreeSet<Fault>) -> Result<Vec<Site>> {
     let mut all = Vec::new();
     for folder in HOST_FOLDERS {
         all.extend(sites(repo, &format!("src/{folder}"), "rs", host::sites)?);
     }
-    all.retain(|site| !["reference", "/plan", "/tests"].iter().any(|part| site.file.contains(part)));
-    Ok(site::draw(&all, &OF_HOST, SEED))
+    all.retain(|site| !["reference", "/plan", "/tests"].iter().any(|part| site.fault.file.contains(part)));
+    Ok(site::draw(&all, earlier, &OF_HOST, SEED))
 }
 
 /// All sites in the files of a folder, in the order of their names.
@@ -203,18 +212,26 @@ fn files(repo: &Path, folder: &str, extension: &str) -> Result<Vec<(String, Stri
 
 /// Runs each fault that no test has found, with the parts of the tests that have not run it. The
 /// order is random too, so that a part of the results is a fair sample.
-fn run_all(options: &Options, repo: &Path, work: &Path, shaders: &[Site], host: &[Site]) -> Result {
+fn run_all(
+    options: &Options,
+    repo: &Path,
+    work: &Path,
+    files: &Files,
+    (shaders, host): (&[Site], &[Site]),
+) -> Result {
     let end = options.minutes.map(|minutes| Instant::now() + Duration::from_secs(minutes * 60));
     let suite = Suite::new(&options.program, &options.filters, &work.join("tree"), work)?;
     let numbers = (1..).map(Some);
-    let all: Vec<(Option<usize>, &Site)> =
+    let mut all: Vec<(Option<usize>, &Site)> =
         shaders.iter().map(|site| (None, site)).chain(numbers.zip(host)).collect();
-    let mut all = site::shuffled(all, SEED);
+    all.sort_by_key(|(_, site)| site::rank(&site.fault, !SEED));
     all.rotate_left(options.from);
+    let recorded = Results::read(&[&files.recorded])?;
     for (number, site) in all {
         // Other processes write results too.
-        let mut results = Results::read(&work.join("results.jsonl"))?;
-        let known = results.get(&site.name()).cloned();
+        let logged = Results::read(&[&files.log])?.get(&site.fault).cloned();
+        let is_known = |entry: &&Entry| !(entry.outcome.is_empty() || options.again && entry.may_be_found());
+        let known = logged.or_else(|| recorded.get(&site.fault).filter(is_known).cloned());
         let is_done = known.as_ref().is_some_and(|entry| {
             !entry.may_be_found() || suite.parts().iter().all(|part| entry.parts.contains(part))
         });
@@ -223,8 +240,8 @@ fn run_all(options: &Options, repo: &Path, work: &Path, shaders: &[Site], host: 
         }
         let most = options.seconds.unwrap_or(f64::INFINITY);
         let entry = entry(&suite, repo, work, (number, site), known, most)?;
-        println!("{:6.1} s  {}  {}", entry.seconds, entry.outcome, entry.name);
-        results.add(entry)?;
+        println!("{:6.1} s  {}  {}", entry.seconds, entry.outcome, site.name());
+        files.log(&entry)?;
     }
     let _ = fs::remove_file(copy_in(work));
     Ok(())
@@ -248,12 +265,12 @@ fn entry(
     let mut parts = known.as_ref().map_or(vec![], |entry| entry.parts.clone());
     let seen = parts.clone();
     let (outcome, count) = match number {
-        Some(n) => suite.run(&suite.program, &Fault { what: n.to_string(), number, seen }, most)?,
+        Some(n) => suite.run(&suite.program, &Reach { what: n.to_string(), number, seen }, most)?,
         None => {
-            let text = fs::read_to_string(repo.join(&site.file))?;
+            let text = fs::read_to_string(repo.join(&site.fault.file))?;
             let program = with_shader(&suite.program, work, site, &text)?;
             let what = text.lines().next().unwrap_or_default().into();
-            suite.run(&program, &Fault { what, number, seen }, most)?
+            suite.run(&program, &Reach { what, number, seen }, most)?
         }
     };
     let tests = known.filter(|_| !parts.is_empty()).map_or(0, |entry| entry.tests) + count;
@@ -270,9 +287,8 @@ fn entry(
         parts.extend(suite.parts());
         parts.dedup();
     }
-    let Site { file, kind, line, before, after, .. } = site.clone();
-    let (name, seconds) = (site.name(), start.elapsed().as_secs_f64());
-    Ok(Entry { name, file, line, kind, before, after, parts, tests, outcome, seconds })
+    let seconds = start.elapsed().as_secs_f64();
+    Ok(Entry { parts, tests, outcome, seconds, ..Entry::new(site.fault.clone()) })
 }
 
 /// Writes the fault over the shader's text in a copy of the program.
@@ -280,10 +296,10 @@ fn with_shader(program: &Path, work: &Path, site: &Site, text: &str) -> Result<P
     let mut bytes = fs::read(program)?;
     let places: Vec<usize> = memchr::memmem::find_iter(&bytes, text).collect();
     if places.is_empty() {
-        return Err(format!("{} is not in the program", site.file).into());
+        return Err(format!("{} is not in the program", site.fault.file).into());
     }
     for at in places {
-        bytes[at + site.range.start..at + site.range.end].copy_from_slice(site.after.as_bytes());
+        bytes[at + site.range.start..at + site.range.end].copy_from_slice(site.fault.after.as_bytes());
     }
     let copy = copy_in(work);
     fs::write(&copy, bytes)?;

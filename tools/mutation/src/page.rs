@@ -50,27 +50,27 @@ pub fn folder_of(file: &str) -> String {
     file.split('/').take(2).collect::<Vec<_>>().join("/")
 }
 
-/// The page of `entries`. `reasons` has the reason for a survivor by its name; `drawn` counts all
-/// faults.
-pub fn text(entries: &[&Entry], reasons: &BTreeMap<String, String>, drawn: usize, commit: &str) -> String {
+/// The page of faults that ran, with their names. `drawn` counts all faults.
+pub fn text(entries: &[(String, &Entry)], drawn: usize) -> String {
     let mut all = Counts::default();
-    entries.iter().for_each(|entry| all.add(entry));
+    entries.iter().for_each(|(_, entry)| all.add(entry));
     let mut page = INTRODUCTION.to_string();
     let Counts { run, killed, refused, open, .. } = &all;
-    let parts: BTreeSet<&str> = entries.iter().flat_map(|entry| &entry.parts).map(String::as_str).collect();
+    let parts: BTreeSet<&str> =
+        entries.iter().flat_map(|(_, entry)| &entry.parts).map(String::as_str).collect();
     let decided = run - refused - open;
     let _ = writeln!(
         page,
         "\n{run} of {drawn} faults ran. The compiler refused {refused}. {open} are open: tests are left to run. \
          Tests killed {killed} of the other {decided}. Tests that ran: {}. \
-         The sources were those of commit {commit}.",
+         `tools/mutation/faults.jsonl` has each fault with the test that killed it.",
         parts.into_iter().collect::<Vec<_>>().join(", ")
     );
-    let by_kind = |entry: &Entry| entry.kind.to_string();
-    let by_folder = |entry: &Entry| folder_of(&entry.file);
+    let by_kind = |entry: &Entry| entry.fault.kind.to_string();
+    let by_folder = |entry: &Entry| folder_of(&entry.fault.file);
     for (title, name) in [("kind", &by_kind as &dyn Fn(&Entry) -> String), ("folder", &by_folder)] {
         let mut groups: BTreeMap<String, Counts> = BTreeMap::new();
-        entries.iter().for_each(|entry| groups.entry(name(entry)).or_default().add(entry));
+        entries.iter().for_each(|(_, entry)| groups.entry(name(entry)).or_default().add(entry));
         let _ = writeln!(
             page,
             "\n| {title} | faults | killed | survived | not reached | open | refused |\n|---|--:|--:|--:|--:|--:|--:|"
@@ -78,17 +78,20 @@ pub fn text(entries: &[&Entry], reasons: &BTreeMap<String, String>, drawn: usize
         groups.iter().for_each(|(name, counts)| page += &counts.row(name));
         page += &all.row("all");
     }
-    page + &survivors(entries, reasons)
+    page + &survivors(entries)
 }
 
-fn survivors(entries: &[&Entry], reasons: &BTreeMap<String, String>) -> String {
+fn survivors(entries: &[(String, &Entry)]) -> String {
     let mut text =
         "\n## Survivors\n\n| fault | kind | outcome | tests that reach it | reason |\n|---|---|---|--:|---|\n".to_string();
-    for entry in entries.iter().filter(|entry| entry.may_be_found()) {
-        let Entry { name, kind, outcome, tests, .. } = entry;
-        let (name, _) = name.rsplit_once(" @").unwrap_or((name, ""));
-        let reason = reasons.get(&entry.name).map_or("", String::as_str);
-        let _ = writeln!(text, "| {} | {kind} | {outcome} | {tests} | {reason} |", name.replace('|', "\\|"));
+    for (name, entry) in entries.iter().filter(|(_, entry)| entry.may_be_found()) {
+        let Entry { fault, outcome, tests, reason, .. } = entry;
+        let _ = writeln!(
+            text,
+            "| {} | {} | {outcome} | {tests} | {reason} |",
+            name.replace('|', "\\|"),
+            fault.kind
+        );
     }
     text
 }

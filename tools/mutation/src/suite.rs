@@ -25,8 +25,8 @@ pub enum Outcome {
 /// Parts of wgpu's errors about a kernel's text.
 const REFUSALS: [&str; 2] = ["parsing error", "Shader validation error"];
 
-/// A fault that runs.
-pub struct Fault {
+/// A fault that runs, and how to know the tests that reach it.
+pub struct Reach {
     /// The first line of its shader, or its number.
     pub what: String,
     /// Its number, for a fault in host code.
@@ -117,8 +117,8 @@ impl Suite {
 
     /// Runs `program`, which is this program or a copy with a fault, with the tests that reach
     /// `what`. Returns their number too. After `most` seconds of tests the outcome is open.
-    pub fn run(&self, program: &Path, fault: &Fault, most: f64) -> io::Result<(Outcome, usize)> {
-        let tests = self.reaching(&fault.what, &fault.seen);
+    pub fn run(&self, program: &Path, reach: &Reach, most: f64) -> io::Result<(Outcome, usize)> {
+        let tests = self.reaching(&reach.what, &reach.seen);
         let mut rest = &tests[..];
         let (mut size, mut done) = (FIRST_SECONDS, 0.0);
         while !rest.is_empty() {
@@ -135,7 +135,7 @@ impl Suite {
             }
             let mut command = self.command(program, &["--exact", "--nocapture"]);
             command.args(group.iter().map(|(test, _)| test)).stderr(File::create(&self.errors)?);
-            command.envs(fault.number.map(|number| (crate::host::VARIABLE, number.to_string())));
+            command.envs(reach.number.map(|number| (crate::host::VARIABLE, number.to_string())));
             let outcome = first_failure(&mut command, Duration::from_secs_f64(5.0 * seconds + 120.0))?;
             if outcome != Outcome::Passed {
                 let errors = fs::read_to_string(&self.errors).unwrap_or_default();

@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use crate::site::{Kind, Site};
+use crate::site::{self, Kind, Site};
 
 const OPERATORS: [&str; 14] =
     ["&&", "||", "<<", ">>", "<=", ">=", "==", "!=", "->", "+=", "-=", "*=", "++", "--"];
@@ -17,7 +17,7 @@ const MASKS: [&str; 6] = ["mask_mod", "hidden", "hides", "seen", "asks_pairs", "
 pub fn sites(file: &str, text: &str) -> Vec<Site> {
     let tokens = tokens(text);
     let scan = Scan { file, text, tokens: &tokens };
-    (0..tokens.len()).flat_map(|n| scan.faults(n)).collect()
+    site::numbered((0..tokens.len()).flat_map(|n| scan.faults(n)).collect())
 }
 
 struct Scan<'a> {
@@ -32,11 +32,9 @@ impl Scan<'_> {
     }
 
     fn site(&self, kind: Kind, range: Range<usize>, after: String) -> Site {
-        let before = self.text[range.clone()].to_string();
-        let after = format!("{after:0$}", before.len());
-        assert_eq!(before.len(), after.len(), "{}: {before}, {after}", self.file);
-        let line = self.text[..range.start].matches('\n').count() + 1;
-        Site { file: self.file.into(), kind, range, line, before, after }
+        let after = format!("{after:0$}", range.len());
+        assert_eq!(range.len(), after.len(), "{}: {after}", self.file);
+        Site::new(self.file, self.text, kind, range, after)
     }
 
     /// The faults at the n-th token.
