@@ -86,6 +86,7 @@ The device is {work["device"]}, with the driver {work["driver"]}.
 
 The file is the GGUF file of [the chat example](../examples/chat). The prompt of {long} tokens is the beginning of a licence.
 The prompt of {short} tokens is a question, and {steps} more tokens follow it.
+[The example's page](../examples/chat/README.md#how-fast) has times from another machine. Compare times within one table only.
 
 {smollm}
 

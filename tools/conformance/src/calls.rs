@@ -31,16 +31,26 @@ impl Heads {
         Ok(Heads { placed, shape, is_blhd })
     }
 
-    /// Takes `[batch, length, heads, dim]`, or tensors side by side, `[batch, length, tensors,
-    /// heads, dim]`.
+    /// Takes `[batch, length, heads, dim]` or `[batch, length, heads]`, or tensors side by side,
+    /// `[batch, length, tensors, heads, dim]`.
     pub fn blhd(gpu: &Gpu, tensor: &Tensor) -> Result<Self, Failed> {
-        let shape = match tensor.shape[..] {
-            [batch, length, heads, dim] => [batch, heads, length, dim],
-            [batch, length, tensors, heads, dim] => [batch, tensors * heads, length, dim],
-            _ => return Err(Failed("other axes".into())),
-        };
+        let shape = Self::axes(tensor)?;
         let placed = Placed::new(gpu, &tensor.data, float(tensor)?, shape)?;
         Ok(Heads { placed, shape, is_blhd: true })
+    }
+
+    /// Makes an output with the type and the axes of `tensor`, as [`blhd`](Self::blhd) takes them.
+    pub fn like(gpu: &Gpu, tensor: &Tensor) -> Result<Self, Failed> {
+        Ok(Self::output(gpu, float(tensor)?, Self::axes(tensor)?)?)
+    }
+
+    fn axes(tensor: &Tensor) -> Result<[usize; 4], Failed> {
+        match tensor.shape[..] {
+            [batch, length, heads] => Ok([batch, heads, length, 1]),
+            [batch, length, heads, dim] => Ok([batch, heads, length, dim]),
+            [batch, length, tensors, heads, dim] => Ok([batch, tensors * heads, length, dim]),
+            _ => Err(Failed("other axes".into())),
+        }
     }
 
     /// Makes an output, `[batch, length, heads, dim]` in memory.

@@ -116,9 +116,8 @@ fn gradients(
     let d_lse = d_lse.map(|t| Placed::new(gpu, &t.data, DType::F32, [t.shape[0], t.shape[1], t.shape[2], 1]));
     let d_lse = d_lse.transpose()?;
     let like = |name: &str| {
-        let t = &case.output(name).ok_or_else(|| format!("no output {name}"))?.expected;
-        let [batch, length, heads, dim] = t.four();
-        Ok::<_, Failed>(Heads::output(gpu, float(t)?, [batch, heads, length, dim])?)
+        let output = case.output(name).ok_or_else(|| format!("no output {name}"))?;
+        Heads::like(gpu, &output.expected)
     };
     let (d_q, d_k, d_v) = (like("d_q")?, like("d_k")?, like("d_v")?);
     let sinks = case.output("d_sink").map(|output| &output.expected);

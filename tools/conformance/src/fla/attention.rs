@@ -7,29 +7,29 @@ use wgpu_attention::selected::{
 };
 use wgpu_attention::{Attention, Config, DType, Forward, Gpu, Scratch, TensorView};
 
-use super::{Rows, computed};
-use crate::calls;
+use super::{computed, input, output};
+use crate::calls::{self, Heads};
 use crate::case::Case;
 use crate::outcome::{Failed, Outcome, Ran, float};
 use crate::tensor::{Placed, Tensor};
 
 /// The tensors of an attention.
 struct Tensors {
-    q: Rows,
-    k: Rows,
-    v: Rows,
-    out: Rows,
+    q: Heads,
+    k: Heads,
+    v: Heads,
+    out: Heads,
     lse: Placed,
-    d_out: Rows,
-    d_q: Rows,
-    d_k: Rows,
-    d_v: Rows,
+    d_out: Heads,
+    d_q: Heads,
+    d_k: Heads,
+    d_v: Heads,
 }
 
 impl Tensors {
     fn new(gpu: &Gpu, case: &Case) -> Result<Self, Failed> {
-        let input = |name| Rows::input(gpu, case, name);
-        let output = |name| Rows::output(gpu, case, name)?.ok_or_else(|| Failed(format!("no output {name}")));
+        let input = |name| input(gpu, case, name);
+        let output = |name| output(gpu, case, name)?.ok_or_else(|| Failed(format!("no output {name}")));
         let q = input("q")?;
         let [batch, heads, length, _] = q.shape;
         Ok(Tensors {
@@ -154,7 +154,7 @@ pub fn selection(gpu: &Gpu, case: &Case) -> Ran {
 
 /// Attention to the keys that an indexer selects.
 pub fn indexed(gpu: &Gpu, case: &Case) -> Ran {
-    let q = Rows::input(gpu, case, "q_idx")?;
+    let q = input(gpu, case, "q_idx")?;
     let [batch, _, length, dim] = q.shape;
     let [k, w] = ["k_idx", "w_idx"].map(|name| case.input(name));
     let (k, w) = (k?, w?);

@@ -8,9 +8,9 @@ mod rows;
 use std::collections::BTreeMap;
 
 pub use recurrent::recurrent;
-use wgpu_attention::{DType, Gpu, TensorView};
+use wgpu_attention::{DType, Gpu};
 
-use crate::calls;
+use crate::calls::{self, Heads};
 use crate::case::Case;
 use crate::outcome::{Failed, Outcome, Ran, float};
 use crate::tensor::{Placed, Tensor};
@@ -30,43 +30,19 @@ pub fn run(gpu: &Gpu, case: &Case) -> Ran {
     }
 }
 
-/// A tensor `[batch, length, heads, dim]`, which operators take as `[batch, heads, length, dim]`.
-/// `dim` may be left out.
-struct Rows {
-    placed: Placed,
-    shape: [usize; 4],
+/// Places an input `[batch, length, heads, dim]`, whose `dim` may be left out.
+fn input(gpu: &Gpu, case: &Case, name: &str) -> Result<Heads, Failed> {
+    Heads::blhd(gpu, case.input(name)?)
 }
 
-impl Rows {
-    fn new(gpu: &Gpu, data: &[f64], tensor: &Tensor) -> Result<Self, Failed> {
-        let stored = match tensor.shape[..] {
-            [batch, length, heads, dim] => [batch, length, heads, dim],
-            [batch, length, heads] => [batch, length, heads, 1],
-            _ => return Err(Failed("other axes".into())),
-        };
-        let [batch, length, heads, dim] = stored;
-        let placed = Placed::new(gpu, data, float(tensor)?, stored)?;
-        Ok(Rows { placed, shape: [batch, heads, length, dim] })
-    }
+/// Places an input that the case may lack.
+fn optional(gpu: &Gpu, case: &Case, name: &str) -> Result<Option<Heads>, Failed> {
+    case.inputs.get(name).map(|tensor| Heads::blhd(gpu, tensor)).transpose()
+}
 
-    fn input(gpu: &Gpu, case: &Case, name: &str) -> Result<Self, Failed> {
-        let tensor = case.input(name)?;
-        Rows::new(gpu, &tensor.data, tensor)
-    }
-
-    fn optional(gpu: &Gpu, case: &Case, name: &str) -> Result<Option<Self>, Failed> {
-        case.inputs.get(name).map(|tensor| Rows::new(gpu, &tensor.data, tensor)).transpose()
-    }
-
-    /// Makes the tensor of an output, if the case has it.
-    fn output(gpu: &Gpu, case: &Case, name: &str) -> Result<Option<Self>, Failed> {
-        let tensor = case.output(name).map(|output| &output.expected);
-        tensor.map(|t| Rows::new(gpu, &vec![f64::NAN; t.data.len()], t)).transpose()
-    }
-
-    fn view(&self) -> TensorView<'_> {
-        self.placed.blhd(self.shape)
-    }
+/// Makes the tensor of an output, if the case has it.
+fn output(gpu: &Gpu, case: &Case, name: &str) -> Result<Option<Heads>, Failed> {
+    case.output(name).map(|output| Heads::like(gpu, &output.expected)).transpose()
 }
 
 /// Places a tensor of four axes, or of fewer with ones in front.

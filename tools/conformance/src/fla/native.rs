@@ -6,15 +6,15 @@ use wgpu_attention::selected::{
 };
 use wgpu_attention::{Config, DType, Gpu, Scratch};
 
-use super::{Rows, computed};
+use super::{computed, input, output};
 use crate::case::Case;
 use crate::outcome::{Failed, Ran};
 use crate::tensor::Placed;
 
 pub fn native_sparse(gpu: &Gpu, case: &Case) -> Ran {
-    let [q, k, v, g, d_out] = ["q", "k", "v", "g", "d_o"].map(|name| Rows::input(gpu, case, name));
+    let [q, k, v, g, d_out] = ["q", "k", "v", "g", "d_o"].map(|name| input(gpu, case, name));
     let (q, k, v, g, d_out) = (q?, k?, v?, g?, d_out?);
-    let outputs = ["o", "d_q", "d_k", "d_v", "d_g"].map(|name| Rows::output(gpu, case, name));
+    let outputs = ["o", "d_q", "d_k", "d_v", "d_g"].map(|name| output(gpu, case, name));
     let none = || Failed("an output is missing".into());
     let [out, d_q, d_k, d_v, d_g] = outputs.map(|rows| rows?.ok_or_else(none));
     let (out, d_q, d_k, d_v, d_g) = (out?, d_q?, d_k?, d_v?, d_g?);

@@ -8,7 +8,8 @@ use wgpu_attention::recurrent::{
 };
 use wgpu_attention::{DType, Gpu, Scratch};
 
-use super::{Rows, computed, dense, dense_output, starts};
+use super::{computed, dense, dense_output, input, optional, output, starts};
+use crate::calls::Heads;
 use crate::case::Case;
 use crate::outcome::{Failed, Ran, float};
 use crate::tensor::Placed;
@@ -21,7 +22,7 @@ fn retention_decay(gpu: &Gpu, heads: usize) -> Result<Placed, Failed> {
 
 /// The tensors for the gradients that a case has.
 struct Gradients {
-    rows: [(&'static str, Option<Rows>); 5],
+    rows: [(&'static str, Option<Heads>); 5],
     h0: Option<Placed>,
 }
 
@@ -29,14 +30,14 @@ impl Gradients {
     fn new(gpu: &Gpu, case: &Case) -> Result<Self, Failed> {
         let mut rows = ["d_q", "d_k", "d_v", "d_g", "d_beta"].map(|name| (name, None));
         for (name, rows) in &mut rows {
-            *rows = Rows::output(gpu, case, name)?;
+            *rows = output(gpu, case, name)?;
         }
         Ok(Gradients { rows, h0: dense_output(gpu, case, "d_h0")? })
     }
 
-    fn call<'a>(&'a self, call: RecurrentForward<'a>, d_out: &'a Rows) -> RecurrentBackward<'a> {
+    fn call<'a>(&'a self, call: RecurrentForward<'a>, d_out: &'a Heads) -> RecurrentBackward<'a> {
         let [d_q, d_k, d_v, d_g, d_beta] =
-            self.rows.each_ref().map(|(_, rows)| rows.as_ref().map(Rows::view));
+            self.rows.each_ref().map(|(_, rows)| rows.as_ref().map(Heads::view));
         RecurrentBackward::new(call, d_out.view())
             .d_q(d_q)
             .d_k(d_k)
@@ -47,7 +48,7 @@ impl Gradients {
     }
 }
 
-fn config(case: &Case, q: &Rows, v: &Rows, decay: Decay) -> Result<RecurrentConfig, Failed> {
+fn config(case: &Case, q: &Heads, v: &Heads, decay: Decay) -> Result<RecurrentConfig, Failed> {
     let delta = case.inputs.contains_key("beta");
     Ok(RecurrentConfig::new(q.shape[1], q.shape[3])
         .value_heads(v.shape[1])
@@ -60,9 +61,9 @@ fn config(case: &Case, q: &Rows, v: &Rows, decay: Decay) -> Result<RecurrentConf
 }
 
 pub fn recurrent(gpu: &Gpu, case: &Case) -> Ran {
-    let [q, k, v, d_out] = ["q", "k", "v", "d_o"].map(|name| Rows::input(gpu, case, name));
+    let [q, k, v, d_out] = ["q", "k", "v", "d_o"].map(|name| input(gpu, case, name));
     let (q, k, v, d_out) = (q?, k?, v?, d_out?);
-    let [g, beta] = ["g", "beta"].map(|name| Rows::optional(gpu, case, name));
+    let [g, beta] = ["g", "beta"].map(|name| optional(gpu, case, name));
     let (g, beta) = (g?, beta?);
     let [h0, d_ht] = ["h0", "d_ht"].map(|name| dense(gpu, case, name));
     let (h0, d_ht) = (h0?, d_ht?);
@@ -74,11 +75,11 @@ pub fn recurrent(gpu: &Gpu, case: &Case) -> Ran {
         _ => Decay::PerHead,
     };
     let attention = RecurrentAttention::with_pipelines(gpu.pipelines(), config(case, &q, &v, decay)?)?;
-    let out = Rows::output(gpu, case, "o")?.ok_or_else(|| Failed("no output o".into()))?;
+    let out = output(gpu, case, "o")?.ok_or_else(|| Failed("no output o".into()))?;
     let ht = dense_output(gpu, case, "ht")?;
     let call = RecurrentForward::new(q.view(), k.view(), v.view(), out.view())
-        .decay(g.as_ref().map(Rows::view).or(constant.as_ref().map(Placed::view)))
-        .beta(beta.as_ref().map(Rows::view))
+        .decay(g.as_ref().map(Heads::view).or(constant.as_ref().map(Placed::view)))
+        .beta(beta.as_ref().map(Heads::view))
         .packed(starts.as_ref().map(Placed::view))
         .initial_state(h0.as_ref().map(Placed::view))
         .final_state(ht.as_ref().map(Placed::view));
@@ -96,9 +97,9 @@ pub fn recurrent(gpu: &Gpu, case: &Case) -> Ran {
 
 /// Causal linear attention whose results are divided by the norm.
 pub fn normalised(gpu: &Gpu, case: &Case) -> Ran {
-    let [q, k, v, d_out] = ["q", "k", "v", "d_o"].map(|name| Rows::input(gpu, case, name));
+    let [q, k, v, d_out] = ["q", "k", "v", "d_o"].map(|name| input(gpu, case, name));
     let (q, k, v, d_out) = (q?, k?, v?, d_out?);
-    let [out, d_q, d_k, d_v] = ["o", "d_q", "d_k", "d_v"].map(|name| Rows::output(gpu, case, name));
+    let [out, d_q, d_k, d_v] = ["o", "d_q", "d_k", "d_v"].map(|name| output(gpu, case, name));
     let none = || Failed("an output is missing".into());
     let [out, d_q, d_k, d_v] = [out?, d_q?, d_k?, d_v?].map(|rows| rows.ok_or_else(none));
     let (out, d_q, d_k, d_v) = (out?, d_q?, d_k?, d_v?);

@@ -9,8 +9,8 @@ use wgpu_attention::rows::{Elementwise, ElementwiseForward};
 use wgpu_attention::selected::{Indexer, IndexerForward};
 use wgpu_attention::{Attention, Cache, CacheConfig, Config, DType, Error, Forward, Gpu, Scratch, Shape};
 
-use super::{Heads, is, optional, place};
-use crate::calls;
+use super::{is, optional, place_heads};
+use crate::calls::{self, Heads, place};
 use crate::case::Case;
 use crate::outcome::{Failed, Outcome, Ran};
 use crate::tensor::{Placed, Tensor};
@@ -29,9 +29,9 @@ fn storage(kind: &str) -> Option<CacheStorage> {
 
 pub fn flash_attention(gpu: &Gpu, case: &Case) -> Ran {
     let swapped = is(case, "swapped");
-    let q = Heads::new(gpu, case, "q", swapped)?;
-    let k = Heads::new(gpu, case, "k", swapped)?;
-    let v = if is(case, "latent") { None } else { Some(Heads::new(gpu, case, "v", swapped)?) };
+    let q = place_heads(gpu, case, "q", swapped)?;
+    let k = place_heads(gpu, case, "k", swapped)?;
+    let v = if is(case, "latent") { None } else { Some(place_heads(gpu, case, "v", swapped)?) };
     let [batch, heads, q_len, head_dim] = q.shape;
     let [_, kv_heads, kv_len, _] = k.shape;
     let value_dim = case.integer("value_dim").ok_or_else(|| Failed("no value_dim".into()))? as usize;
@@ -89,7 +89,7 @@ fn filled(gpu: &Gpu, config: CacheConfig, k: &Heads, v: Option<&Heads>) -> Resul
 
 /// Overwrites rows of a cache.
 pub fn set_rows(gpu: &Gpu, case: &Case) -> Ran {
-    let [old, new] = ["old", "new"].map(|name| Heads::new(gpu, case, name, false));
+    let [old, new] = ["old", "new"].map(|name| place_heads(gpu, case, name, false));
     let (old, new) = (old?, new?);
     let [batch, heads, kv_len, dim] = old.shape;
     let Some(storage) = storage(case.text("type").unwrap_or_default()) else {
@@ -135,7 +135,7 @@ fn slopes(heads: usize, max_bias: f64) -> Vec<f64> {
 }
 
 pub fn indexer(gpu: &Gpu, case: &Case) -> Ran {
-    let q = Heads::new(gpu, case, "q", true)?;
+    let q = place_heads(gpu, case, "q", true)?;
     let w = place(gpu, case.input("w")?)?;
     let k = case.input("k")?;
     let [batch, _, q_len, head_dim] = q.shape;

@@ -4,10 +4,11 @@ mod attention;
 mod recurrent;
 mod rows;
 
-use wgpu_attention::{DType, Error, Gpu, TensorView};
+use wgpu_attention::Gpu;
 
+use crate::calls::Heads;
 use crate::case::Case;
-use crate::outcome::{Failed, Ran};
+use crate::outcome::{Failed, Ran, float};
 use crate::tensor::{Placed, Tensor};
 
 /// Runs a case on a device.
@@ -30,36 +31,14 @@ fn is(case: &Case, attribute: &str) -> bool {
     case.integer(attribute) == Some(1)
 }
 
-/// Uploads a tensor in its type.
-fn place(gpu: &Gpu, tensor: &Tensor) -> Result<Placed, Error> {
-    Placed::new(gpu, &tensor.data, tensor.float().unwrap_or(DType::F32), tensor.four())
-}
-
-/// Rows of heads. Memory has heads before rows, or rows before heads.
-struct Heads {
-    placed: Placed,
-    /// Batch, heads, rows, channels.
-    shape: [usize; 4],
-    rows_first: bool,
-}
-
-impl Heads {
-    fn new(gpu: &Gpu, case: &Case, name: &str, rows_first: bool) -> Result<Self, Failed> {
-        let tensor = case.input(name)?;
-        let mut shape = tensor.four();
-        if rows_first {
-            shape.swap(1, 2);
-        }
-        Ok(Heads { placed: place(gpu, tensor)?, shape, rows_first })
-    }
-
-    fn view(&self) -> TensorView<'_> {
-        if self.rows_first { self.placed.blhd(self.shape) } else { self.placed.viewed(self.shape) }
-    }
+/// Uploads a tensor, which has heads before rows or rows before heads.
+fn place_heads(gpu: &Gpu, case: &Case, name: &str, rows_first: bool) -> Result<Heads, Failed> {
+    let tensor = case.input(name)?;
+    if rows_first { Heads::blhd(gpu, tensor) } else { Heads::new(gpu, tensor, None) }
 }
 
 /// Uploads a tensor that the case may lack.
-fn optional(gpu: &Gpu, case: &Case, name: &str, shape: [usize; 4]) -> Result<Option<Placed>, Error> {
-    let place = |t: &Tensor| Placed::new(gpu, &t.data, t.float().unwrap_or(DType::F32), shape);
+fn optional(gpu: &Gpu, case: &Case, name: &str, shape: [usize; 4]) -> Result<Option<Placed>, Failed> {
+    let place = |t: &Tensor| Ok::<_, Failed>(Placed::new(gpu, &t.data, float(t)?, shape)?);
     case.inputs.get(name).map(place).transpose()
 }

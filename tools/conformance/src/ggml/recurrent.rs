@@ -7,7 +7,8 @@ use wgpu_attention::recurrent::{Decay, RecurrentAttention, RecurrentConfig, Recu
 use wgpu_attention::rows::{CausalConv, CausalConvForward};
 use wgpu_attention::{DType, Gpu, Scratch, TensorView};
 
-use super::{Heads, is, optional, place};
+use super::{is, optional, place_heads};
+use crate::calls::place;
 use crate::case::Case;
 use crate::outcome::{Failed, Outcome, Ran};
 use crate::tensor::{Placed, Tensor};
@@ -54,9 +55,9 @@ impl States {
 
 pub fn gated_delta(gpu: &Gpu, case: &Case) -> Ran {
     let rows_first = !is(case, "swapped");
-    let [q, k, v] = ["q", "k", "v"].map(|name| Heads::new(gpu, case, name, rows_first));
+    let [q, k, v] = ["q", "k", "v"].map(|name| place_heads(gpu, case, name, rows_first));
     let (q, k, v) = (q?, k?, v?);
-    let [g, beta] = ["g", "beta"].map(|name| Heads::new(gpu, case, name, true));
+    let [g, beta] = ["g", "beta"].map(|name| place_heads(gpu, case, name, true));
     let (g, beta) = (g?, beta?);
     let [batch, heads, tokens, dim] = q.shape;
     let value_heads = v.shape[1];
@@ -82,7 +83,7 @@ pub fn gated_delta(gpu: &Gpu, case: &Case) -> Ran {
 }
 
 pub fn linear_attention(gpu: &Gpu, case: &Case) -> Ran {
-    let [q, k, v] = ["q", "k", "v"].map(|name| Heads::new(gpu, case, name, true));
+    let [q, k, v] = ["q", "k", "v"].map(|name| place_heads(gpu, case, name, true));
     let (q, k, v) = (q?, k?, v?);
     let [batch, heads, tokens, dim] = q.shape;
     let config = RecurrentConfig::new(heads, dim).decay(Decay::PerChannel);
@@ -102,7 +103,7 @@ pub fn linear_attention(gpu: &Gpu, case: &Case) -> Ran {
 
 /// Mamba: C, B and Δ · x are queries, keys and values, and the decay is Δ · A.
 pub fn selective_scan(gpu: &Gpu, case: &Case) -> Ran {
-    let [b, c] = ["b", "c"].map(|name| Heads::new(gpu, case, name, true));
+    let [b, c] = ["b", "c"].map(|name| place_heads(gpu, case, name, true));
     let (b, c) = (b?, c?);
     let (x, a) = (case.input("x")?, case.input("a")?);
     let [batch, tokens, heads, value_dim] = x.four();

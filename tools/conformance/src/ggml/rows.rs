@@ -8,7 +8,8 @@ use wgpu_attention::position::{
 use wgpu_attention::rows::{Norm, NormConfig, NormForward};
 use wgpu_attention::{DType, Gpu};
 
-use super::{Heads, is, optional, place};
+use super::{is, optional, place_heads};
+use crate::calls::place;
 use crate::case::Case;
 use crate::outcome::{Failed, Outcome, Ran, float};
 use crate::tensor::Placed;
@@ -57,7 +58,7 @@ fn rope(case: &Case) -> Result<RopeConfig, Failed> {
 pub fn rotation(gpu: &Gpu, case: &Case) -> Ran {
     let (x, positions) = (case.input("x")?, case.input("positions")?);
     let dtype = float(x)?;
-    let placed = Heads::new(gpu, case, "x", true)?;
+    let placed = place_heads(gpu, case, "x", true)?;
     let out = Placed::output(gpu, dtype, x.four())?;
     let [axes, tokens] = positions.shape[..] else { return Err(Failed("other axes".into())) };
     let positions = Placed::new(gpu, &positions.data, DType::U32, [1, axes, tokens, 1])?;
