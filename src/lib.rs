@@ -15,6 +15,7 @@
 //! | rotary, sinusoidal or learned positions | [`position::Positions`] |
 //! | norms, activations, embeddings, logits | [`rows`] |
 //! | linear attention, for very long sequences | [`linear_attention`] |
+//! | layers with decays and delta rules: Mamba-2, KDA, gated DeltaNet | [`recurrent`] |
 //! | approximate attention, for long sequences | [`linformer`], [`lsh`] |
 //! | local or additive attention | [`local`], [`additive`] |
 //! | gradients, to train | [`Attention::backward`] and each operator's `backward` |
@@ -74,14 +75,15 @@
 //!
 //! # Cargo features
 //!
-//! All features except `unchecked-vulkan` are on by default. Attention, masks, caches, positions,
-//! products and [`rows`] need none of them.
+//! All features except `inspect` and `unchecked-vulkan` are on by default. Attention, masks,
+//! caches, positions, products and [`rows`] need none of them.
 //!
 //! | feature | module |
 //! |---|---|
 //! | `additive` | [`additive`] |
+//! | `inspect` | `inspect`: texts of kernels, for tools and tests, without a stable interface |
 //! | `layers` | [`layers`], [`Gpu::multi_head`] |
-//! | `linear-attention` | [`linear_attention`] |
+//! | `linear-attention` | [`linear_attention`], [`recurrent`]; with `layers`, `GatedDeltaNet` |
 //! | `linformer` | [`linformer`] |
 //! | `local` | [`local`] |
 //! | `lsh` | [`lsh`] |
@@ -195,6 +197,10 @@ mod pages {
     struct Masks;
     #[doc = include_str!("../docs/guide/own-functions.md")]
     struct OwnFunctions;
+    #[doc = include_str!("../docs/guide/recurrent.md")]
+    struct Recurrent;
+    #[doc = include_str!("../docs/guide/selected.md")]
+    struct Selected;
     #[doc = include_str!("../docs/guide/start.md")]
     struct Start;
     #[doc = include_str!("../docs/guide/training.md")]
