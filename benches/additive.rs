@@ -1,4 +1,4 @@
-//! `scripts/gpu cargo bench --bench additive [-- --quick]`
+//! `scripts/gpu cargo bench -p benches --bench additive [-- --quick]`
 //!
 //! Compares additive attention with its floors. One floor is a kernel that computes as many tanh
 //! with the same text, and nothing else. The other is a copy of as many bytes as the tensors have.

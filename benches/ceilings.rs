@@ -1,4 +1,4 @@
-//! `scripts/gpu cargo bench --bench ceilings [-- --quick]`
+//! `scripts/gpu cargo bench -p benches --bench ceilings [-- --quick]`
 //!
 //! Measures the highest rates of the device, to compare kernels with.
 

@@ -1,4 +1,5 @@
-//! `MESA_SHADER_CACHE_DISABLE=true scripts/gpu cargo bench --bench cold [-- --only TEXT --as-gpu]`
+//! `MESA_SHADER_CACHE_DISABLE=true scripts/gpu cargo bench -p benches --bench cold`, with the
+//! options `--only TEXT` and `--as-gpu`.
 //!
 //! The cold start of two small models. It prints each step's new pipelines, the host's time to
 //! record it, and the time of its first submission. Some drivers compile in that submission. Times

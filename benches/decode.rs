@@ -1,4 +1,4 @@
-//! `scripts/gpu cargo bench --bench decode [-- [--rounds N] [--quick] [--only NAME]]`
+//! `scripts/gpu cargo bench -p benches --bench decode [-- [--rounds N] [--quick] [--only NAME]]`
 //!
 //! Measures one query of 32 heads on 8 against 4096 keys, 128 wide. The keys are in tensors, or in
 //! caches of every storage and layout. It prints medians of interleaved rounds on the device, next

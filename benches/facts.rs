@@ -1,4 +1,4 @@
-//! `scripts/gpu cargo bench --bench facts`
+//! `scripts/gpu cargo bench -p benches --bench facts`
 //!
 //! Lists every adapter, and all properties that wgpu reports of the benches' adapter.
 

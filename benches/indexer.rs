@@ -1,4 +1,4 @@
-//! `scripts/gpu cargo bench --bench indexer [-- --quick]`
+//! `scripts/gpu cargo bench -p benches --bench indexer [-- --quick]`
 //!
 //! Measures top-k for several k, compared with a copy of the rows. Measures the indexer, compared
 //! with the same product by `Projection`. The result of that product is not summed over heads. It

@@ -1,4 +1,4 @@
-//! `scripts/gpu cargo bench --bench kernels [-- [FILTER] [--quick]]`
+//! `scripts/gpu cargo bench -p benches --bench kernels [-- [FILTER] [--quick]]`
 //!
 //! Measures each kernel on the device with timestamp queries, after its result has been compared
 //! with the reference. Then it prints the median next to the floors. The floors follow from the

@@ -1,4 +1,4 @@
-//! `scripts/gpu cargo bench --bench matrix [-- [--length N] [--quick]]`
+//! `scripts/gpu cargo bench -p benches --bench matrix [-- [--length N] [--quick]]`
 //!
 //! Measures prefill of f16 tensors on matrix units. It compares the time with the same call without
 //! them, and with the units' highest rate (see `ceilings`). It prints medians of several runs on

@@ -1,4 +1,4 @@
-//! `scripts/gpu cargo bench --bench mods [-- --quick]`
+//! `scripts/gpu cargo bench -p benches --bench mods [-- --quick]`
 //!
 //! Compares score functions and masks of the caller with the built-in rules of the same meaning.
 //! Their results must be equal. It prints the least time of interleaved rounds, and ratios. Then it

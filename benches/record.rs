@@ -1,4 +1,4 @@
-//! `scripts/gpu cargo bench --bench record [-- [FILTER] [--quick]]`
+//! `scripts/gpu cargo bench -p benches --bench record [-- [FILTER] [--quick]]`
 //!
 //! Measures the host's cost of recording a call that was recorded before: time and allocations. It
 //! compares the cost with wgpu alone, for as many passes and dispatches. Each call is submitted

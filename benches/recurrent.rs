@@ -1,4 +1,4 @@
-//! `scripts/gpu cargo bench --bench recurrent [-- --quick]`
+//! `scripts/gpu cargo bench -p benches --bench recurrent [-- --quick]`
 //!
 //! Measures recurrent attention in chunks, and the token-by-token kernel of linear attention. It
 //! prints the least time of interleaved rounds and the ratio of the backward pass to the forward

@@ -1,4 +1,4 @@
-//! `scripts/gpu cargo bench --bench scaling [-- [FILTER] [--quick]]`
+//! `scripts/gpu cargo bench -p benches --bench scaling [-- [FILTER] [--quick]]`
 //!
 //! Measures the growth of time and memory with length: self-attention of one head, 256 to 65536
 //! tokens. Each result is compared with the reference first, in sampled rows. Exponents are fitted

@@ -1,4 +1,4 @@
-//! `scripts/gpu cargo bench --bench selected [-- --quick]`
+//! `scripts/gpu cargo bench -p benches --bench selected [-- --quick]`
 //!
 //! Measures attention to selected keys, which are in random order over the whole sequence. It
 //! prints the least time of interleaved rounds. The yardstick is attention of the same queries to

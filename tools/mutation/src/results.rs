@@ -29,14 +29,7 @@ pub struct Entry {
 impl Entry {
     /// A fault that has not run.
     pub fn new(fault: Fault) -> Self {
-        Entry {
-            fault,
-            parts: vec![],
-            tests: 0,
-            outcome: String::new(),
-            seconds: 0.0,
-            reason: String::new(),
-        }
+        Entry { fault, parts: vec![], tests: 0, outcome: String::new(), seconds: 0.0, reason: String::new() }
     }
 
     /// True if further tests may find the fault.

@@ -101,7 +101,7 @@ fn holds_something_else(folder: &Path) -> bool {
 fn programs(repo: &Repo) -> Result<Vec<(String, PathBuf)>> {
     let mut benches = repo.targets("bench")?;
     benches.retain(|name| name != LEFT_OUT);
-    let mut only_benches = vec!["bench".to_owned(), "--no-run".to_owned()];
+    let mut only_benches = ["bench", "--no-run", "-p", "benches"].map(String::from).to_vec();
     only_benches.extend(benches.iter().map(|name| format!("--bench={name}")));
     let tests = ["test", "--release", "--no-run", "--test=tests"].map(String::from);
     let report = ["build", "--release", "-p", "report"].map(String::from);
