@@ -1,6 +1,10 @@
 //! Tensors and calls of attention that several suites have.
 
+use std::collections::BTreeMap;
+
 use wgpu_attention::cache::CacheStorage;
+use wgpu_attention::mask::DeviceMask;
+use wgpu_attention::selected::{SelectedAttention, SelectedBackward, SelectedForward};
 use wgpu_attention::{
     Attention, Backward, Config, DType, Error, Forward, Gpu, KernelOptions, Scratch, Shape, TensorView,
 };
@@ -58,6 +62,11 @@ impl Heads {
         Ok(Heads { placed: Placed::output(gpu, dtype, shape)?, shape, is_blhd: true })
     }
 
+    /// Makes an output of the same type, axes and order.
+    fn output_like(&self, gpu: &Gpu) -> Result<Self, Error> {
+        Ok(Heads { placed: Placed::output(gpu, self.view().dtype(), self.shape)?, ..*self })
+    }
+
     pub fn view(&self) -> TensorView<'_> {
         if self.is_blhd { self.placed.blhd(self.shape) } else { self.placed.viewed(self.shape) }
     }
@@ -66,6 +75,58 @@ impl Heads {
     pub fn part(&self, n: usize, count: usize) -> TensorView<'_> {
         let heads = self.shape[1] / count;
         self.view().slice(1, n * heads, heads)
+    }
+}
+
+/// The tensors of a forward and a backward call.
+pub struct CallTensors {
+    pub q: Heads,
+    k: Heads,
+    v: Heads,
+    pub out: Heads,
+    lse: Placed,
+    d_out: Heads,
+    pub d_q: Heads,
+    pub d_k: Heads,
+    pub d_v: Heads,
+}
+
+impl CallTensors {
+    /// Makes the outputs for these inputs.
+    pub fn new(gpu: &Gpu, [q, k, v, d_out]: [Heads; 4]) -> Result<Self, Error> {
+        let [batch, heads, length, _] = q.shape;
+        Ok(CallTensors {
+            out: d_out.output_like(gpu)?,
+            lse: Placed::output(gpu, DType::F32, [batch, heads, length, 1])?,
+            d_q: q.output_like(gpu)?,
+            d_k: k.output_like(gpu)?,
+            d_v: v.output_like(gpu)?,
+            q,
+            k,
+            v,
+            d_out,
+        })
+    }
+
+    pub fn config(&self) -> Config {
+        let [_, heads, _, dim] = self.q.shape;
+        Config::new(heads, dim).kv_heads(self.k.shape[1]).dtype(self.q.view().dtype())
+    }
+
+    pub fn forward<'a>(&'a self, mask: DeviceMask<'a>) -> Forward<'a> {
+        let forward = Forward::new(self.q.view(), self.k.view(), self.v.view(), self.out.view());
+        forward.mask(mask).lse(self.lse.view())
+    }
+
+    pub fn backward<'a>(&'a self, forward: Forward<'a>) -> Backward<'a> {
+        let backward = Backward::new(forward, self.d_out.view());
+        backward.d_q(self.d_q.view()).d_k(self.d_k.view()).d_v(self.d_v.view())
+    }
+
+    /// Downloads the results.
+    pub fn results(&self, gpu: &Gpu) -> Result<BTreeMap<&'static str, Vec<f64>>, Error> {
+        let named = [("o", &self.out), ("d_q", &self.d_q), ("d_k", &self.d_k), ("d_v", &self.d_v)];
+        named.into_iter().map(|(name, heads)| Ok((name, heads.placed.download(gpu)?))).collect()
     }
 }
 
@@ -79,6 +140,21 @@ pub fn forward(gpu: &Gpu, attention: &Attention, call: &Forward) -> Result<(), E
 pub fn backward(gpu: &Gpu, attention: &Attention, call: &Backward) -> Result<(), Error> {
     let mut scratch = Scratch::new(gpu.device(), attention.backward_scratch_size(call)?)?;
     gpu.submit(|e| attention.backward(e, call, &mut scratch))
+}
+
+/// Runs a forward and a backward call of attention to listed keys.
+pub fn selected(
+    gpu: &Gpu,
+    attention: &SelectedAttention,
+    (forward, backward): (Forward, Backward),
+    indices: TensorView,
+) -> Result<(), Error> {
+    let call = SelectedForward::new(forward, indices);
+    let mut scratch = Scratch::new(gpu.device(), attention.scratch_size(&call)?)?;
+    gpu.submit(|e| attention.forward(e, &call, &mut scratch))?;
+    let call = SelectedBackward::new(backward, indices);
+    let mut scratch = Scratch::new(gpu.device(), attention.backward_scratch_size(&call)?)?;
+    gpu.submit(|e| attention.backward(e, &call, &mut scratch))
 }
 
 /// Uploads a tensor of floats, with ones in front up to four axes.

@@ -4,12 +4,10 @@ use std::collections::BTreeMap;
 
 use wgpu_attention::attention::Backward;
 use wgpu_attention::mask::DeviceMask;
-use wgpu_attention::selected::{
-    Indexer, IndexerForward, SelectedAttention, SelectedBackward, SelectedConfig, SelectedForward,
-};
+use wgpu_attention::selected::{Indexer, IndexerForward, SelectedAttention, SelectedConfig};
 use wgpu_attention::{Config, DType, Forward, Gpu, Scratch};
 
-use crate::calls::place;
+use crate::calls::{self, place};
 use crate::case::Case;
 use crate::outcome::{Outcome, Ran, float};
 use crate::tensor::{Placed, Tensor};
@@ -55,9 +53,6 @@ pub fn attention(gpu: &Gpu, case: &Case) -> Ran {
     let forward = Forward::new(q_at.view(), kv.view(), kv.view(), out.view())
         .mask(DeviceMask::none().sink_logits(sinks.view()))
         .lse(lse.view());
-    let call = SelectedForward::new(forward, indices.view());
-    let mut scratch = Scratch::new(gpu.device(), attention.scratch_size(&call)?)?;
-    gpu.submit(|e| attention.forward(e, &call, &mut scratch))?;
     let d_out = place(gpu, d_out?)?;
     let d_lse = Placed::new(gpu, &d_lse?.data, DType::F32, [batch, heads, queries, 1])?;
     let d_q = Placed::output(gpu, dtype, q.four())?;
@@ -68,9 +63,7 @@ pub fn attention(gpu: &Gpu, case: &Case) -> Ran {
         .d_q(d_q.view())
         .d_k(d_kv.view())
         .d_sinks(d_sinks.view());
-    let call = SelectedBackward::new(backward, indices.view());
-    let mut scratch = Scratch::new(gpu.device(), attention.backward_scratch_size(&call)?)?;
-    gpu.submit(|e| attention.backward(e, &call, &mut scratch))?;
+    calls::selected(gpu, &attention, (forward, backward), indices.view())?;
     let d_kv = d_kv.download(gpu)?;
     let of_heads = || d_kv.chunks_exact((first + queries) * dim);
     Ok(Outcome::Computed(BTreeMap::from([

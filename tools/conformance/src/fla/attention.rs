@@ -1,70 +1,18 @@
 //! Attention, with sinks and with forget gates, and attention to selected keys.
 
-use wgpu_attention::attention::Backward;
 use wgpu_attention::mask::{Captured, DeviceMask, ScoreMod};
-use wgpu_attention::selected::{
-    Indexer, IndexerForward, SelectedAttention, SelectedBackward, SelectedConfig, SelectedForward,
-};
-use wgpu_attention::{Attention, Config, DType, Forward, Gpu, Scratch, TensorView};
+use wgpu_attention::selected::{Indexer, IndexerForward, SelectedAttention, SelectedConfig};
+use wgpu_attention::{Attention, DType, Gpu, Scratch, TensorView};
 
-use super::{computed, input, output};
-use crate::calls::{self, Heads};
+use super::input;
+use crate::calls::{self, CallTensors};
 use crate::case::Case;
 use crate::outcome::{Failed, Outcome, Ran, float};
 use crate::tensor::{Placed, Tensor};
 
-/// The tensors of an attention.
-struct Tensors {
-    q: Heads,
-    k: Heads,
-    v: Heads,
-    out: Heads,
-    lse: Placed,
-    d_out: Heads,
-    d_q: Heads,
-    d_k: Heads,
-    d_v: Heads,
-}
-
-impl Tensors {
-    fn new(gpu: &Gpu, case: &Case) -> Result<Self, Failed> {
-        let input = |name| input(gpu, case, name);
-        let output = |name| output(gpu, case, name)?.ok_or_else(|| Failed(format!("no output {name}")));
-        let q = input("q")?;
-        let [batch, heads, length, _] = q.shape;
-        Ok(Tensors {
-            lse: Placed::output(gpu, DType::F32, [batch, heads, length, 1])?,
-            q,
-            k: input("k")?,
-            v: input("v")?,
-            d_out: input("d_o")?,
-            out: output("o")?,
-            d_q: output("d_q")?,
-            d_k: output("d_k")?,
-            d_v: output("d_v")?,
-        })
-    }
-
-    fn config(&self, case: &Case) -> Result<Config, Failed> {
-        let [_, heads, _, dim] = self.q.shape;
-        let config = Config::new(heads, dim).kv_heads(self.k.shape[1]).dtype(float(case.input("q")?)?);
-        Ok(config.scale(case.number("scale")))
-    }
-
-    fn forward<'a>(&'a self, mask: DeviceMask<'a>) -> Forward<'a> {
-        let forward = Forward::new(self.q.view(), self.k.view(), self.v.view(), self.out.view());
-        forward.mask(mask).lse(self.lse.view())
-    }
-
-    fn backward<'a>(&'a self, forward: Forward<'a>) -> Backward<'a> {
-        let backward = Backward::new(forward, self.d_out.view());
-        backward.d_q(self.d_q.view()).d_k(self.d_k.view()).d_v(self.d_v.view())
-    }
-
-    fn computed(&self, gpu: &Gpu) -> Ran {
-        let rows = [("o", &self.out), ("d_q", &self.d_q), ("d_k", &self.d_k), ("d_v", &self.d_v)];
-        computed(gpu, rows.map(|(name, rows)| (name, Some(&rows.placed))))
-    }
+fn tensors(gpu: &Gpu, case: &Case) -> Result<CallTensors, Failed> {
+    let [q, k, v, d_out] = ["q", "k", "v", "d_o"].map(|name| input(gpu, case, name));
+    Ok(CallTensors::new(gpu, [q?, k?, v?, d_out?])?)
 }
 
 /// The sums of the forget gates up to each token, `[batch, heads, 1, length]`.
@@ -101,7 +49,7 @@ const FORGET: &str = "fn score_mod(score: f32, at: At) -> f32 {
 }";
 
 pub fn attention(gpu: &Gpu, case: &Case) -> Ran {
-    let tensors = Tensors::new(gpu, case)?;
+    let tensors = tensors(gpu, case)?;
     let ([batch, heads, length, _], dtype) = (tensors.q.shape, float(case.input("q")?)?);
     let sinks = case.inputs.get("sinks");
     let sinks = sinks
@@ -121,7 +69,7 @@ pub fn attention(gpu: &Gpu, case: &Case) -> Ran {
     if let Some(sums) = &sums {
         mask = mask.score_mod(ScoreMod::capturing(FORGET, &[Captured::float("sums")])?.with(&[sums.view()]));
     }
-    let attention = Attention::with_pipelines(gpu.pipelines(), tensors.config(case)?)?;
+    let attention = Attention::with_pipelines(gpu.pipelines(), tensors.config().scale(case.number("scale")))?;
     let forward = tensors.forward(mask);
     calls::forward(gpu, &attention, &forward)?;
     let mut backward = tensors.backward(forward).d_sinks(d_sinks.as_ref().map(Placed::view));
@@ -129,16 +77,14 @@ pub fn attention(gpu: &Gpu, case: &Case) -> Ran {
         backward = backward.d_captured(&[Some(d_sums.view())]);
     }
     calls::backward(gpu, &attention, &backward)?;
-    let mut ran = tensors.computed(gpu)?;
-    if let Outcome::Computed(outputs) = &mut ran {
-        if let Some(d_sinks) = &d_sinks {
-            outputs.insert("d_sinks", d_sinks.download(gpu)?);
-        }
-        if let Some(d_sums) = &d_sums {
-            outputs.insert("d_g", d_gates(&d_sums.download(gpu)?, [batch, length, heads]));
-        }
+    let mut outputs = tensors.results(gpu)?;
+    if let Some(d_sinks) = &d_sinks {
+        outputs.insert("d_sinks", d_sinks.download(gpu)?);
     }
-    Ok(ran)
+    if let Some(d_sums) = &d_sums {
+        outputs.insert("d_g", d_gates(&d_sums.download(gpu)?, [batch, length, heads]));
+    }
+    Ok(Outcome::Computed(outputs))
 }
 
 /// Attention to listed blocks of keys.
@@ -172,18 +118,13 @@ pub fn indexed(gpu: &Gpu, case: &Case) -> Ran {
 
 /// Causal attention to listed keys, or blocks of keys, and its gradients.
 fn attend(gpu: &Gpu, case: &Case, indices: TensorView, block: Option<usize>) -> Ran {
-    let tensors = Tensors::new(gpu, case)?;
-    let mut config = SelectedConfig::new(tensors.config(case)?);
+    let tensors = tensors(gpu, case)?;
+    let mut config = SelectedConfig::new(tensors.config().scale(case.number("scale")));
     if let Some(block) = block {
         config = config.block(block);
     }
     let attention = SelectedAttention::with_pipelines(gpu.pipelines(), config)?;
     let forward = tensors.forward(DeviceMask::causal());
-    let call = SelectedForward::new(forward, indices);
-    let mut scratch = Scratch::new(gpu.device(), attention.scratch_size(&call)?)?;
-    gpu.submit(|e| attention.forward(e, &call, &mut scratch))?;
-    let call = SelectedBackward::new(tensors.backward(forward), indices);
-    let mut scratch = Scratch::new(gpu.device(), attention.backward_scratch_size(&call)?)?;
-    gpu.submit(|e| attention.backward(e, &call, &mut scratch))?;
-    tensors.computed(gpu)
+    calls::selected(gpu, &attention, (forward, tensors.backward(forward)), indices)?;
+    Ok(Outcome::Computed(tensors.results(gpu)?))
 }
